@@ -14,6 +14,7 @@
 
 namespace weft {
 
+// What a caller should do about an error.
 enum class Blame {
   Caller,       // the call is wrong: fix it
   Busy,         // no room at the moment: retry later
@@ -33,26 +34,35 @@ constexpr bool ends_connection(Blame blame) {
   return blame == Blame::PeerLost || blame == Blame::Protocol;
 }
 
+// Returns the name of the enumerator: "PeerLost".
 WEFT_API std::string_view name(Blame blame);
 
 // Where an error was made: filled in by the default argument of a constructor or a check function.
 // (clang 14 has no std::source_location.)
 struct Place {
+  // The source file, as the compiler names it.
   const char* file = "";
+  // The line in it; 0 if the place is not known.
   int line = 0;
+  // Returns the place of the call.
   static constexpr Place current(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     return {file, line};
   }
 };
 
+// The exception that Weft throws. what() has the blame, the text and the place.
 class WEFT_API Error : public std::runtime_error {
  public:
+  // Makes an error without a native code.
   Error(Blame blame, const std::string& text, Place place = Place::current());
+  // Makes an error with the number that a library or the system has returned.
   Error(Blame blame, const std::string& text, int native_code, Place place = Place::current());
 
+  // What the caller should do about it.
   Blame blame() const noexcept { return blame_; }
   // errno, CUresult, ncclResult_t …, as the text says; 0 if there is none.
   int native_code() const noexcept { return native_code_; }
+  // Where the error was made, in Weft's source or the program's.
   Place place() const noexcept { return place_; }
   // The message without blame and place, for use in a longer message.
   const std::string& text() const noexcept { return text_; }
@@ -89,6 +99,7 @@ WEFT_API Error to_error(const std::exception_ptr& caught, Blame otherwise);
 // std::string or a char*; for anything else the name of its type. An exception with a null what()
 // is described by its type's name. Long texts are cut.
 WEFT_API std::string text_of(const std::exception_ptr& caught);
+// Returns the text of an exception and of those nested in it.
 WEFT_API std::string text_of(const std::exception& error);
 
 // Formats ranks for errors: "rank 1", "ranks 0, 2"; "" for none.

@@ -15,6 +15,7 @@ namespace weft {
 
 // The waiting times after which a wait is reported on stderr, ascending. Empty: never.
 using WaitReports = std::vector<std::chrono::milliseconds>;
+// Returns 10 s, 30 s, 2 min and 10 min.
 inline WaitReports default_wait_reports() {
   using namespace std::chrono_literals;
   return {10s, 30s, 2min, 10min};

@@ -7,13 +7,17 @@
 
 #include <weft/base/export.h>
 
+// The first number of the version of the headers.
 #define WEFT_VERSION_MAJOR 0
+// The second number of the version of the headers.
 #define WEFT_VERSION_MINOR 1
+// The third number of the version of the headers.
 #define WEFT_VERSION_PATCH 0
 
 // "MAJOR.MINOR.PATCH". Two steps, because # quotes its argument before that is expanded.
 #define WEFT_VERSION_QUOTE_(major, minor, patch) #major "." #minor "." #patch
 #define WEFT_VERSION_TEXT_(major, minor, patch) WEFT_VERSION_QUOTE_(major, minor, patch)
+// The version of the headers as a string: "MAJOR.MINOR.PATCH".
 #define WEFT_VERSION WEFT_VERSION_TEXT_(WEFT_VERSION_MAJOR, WEFT_VERSION_MINOR, WEFT_VERSION_PATCH)
 
 namespace weft {

@@ -24,6 +24,7 @@ enum class ReduceOp : std::uint8_t {
   BitXor = 7,
 };
 
+// Returns the name of the enumerator: "Sum".
 constexpr std::string_view name(ReduceOp op) {
   switch (op) {
     case ReduceOp::Sum: return "Sum";

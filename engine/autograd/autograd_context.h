@@ -30,6 +30,7 @@ namespace autograd {
 class Context;
 }
 
+// How a backward pass finds out which messages of the forward pass belong to it.
 enum class BackwardMode {
   // Every recorded message must lead to the roots; if one does not, the pass ends with Timeout.
   Fast,
@@ -38,13 +39,16 @@ enum class BackwardMode {
   Exact,
 };
 
+// Options of AutogradContext::backward().
 struct BackwardOptions {
   bool retain_graph = false;  // for another pass over the same graph
+  // How the pass finds the messages that lead to its roots.
   BackwardMode mode = BackwardMode::Fast;
   // One for each root, of its shape. If empty: ones, for roots of one element.
   std::vector<at::Tensor> grad_outputs = {};
 };
 
+// A forward pass over several workers and its gradients. Calls made inside of it carry its id.
 class WEFT_API AutogradContext {
  public:
   // Begins a context for this thread and for all calls made by it or on its behalf, until the

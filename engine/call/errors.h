@@ -12,9 +12,12 @@ namespace weft::rpc {
 // The called function threw.
 class WEFT_API RemoteError : public Error {
  public:
+  // For Weft's own use.
   RemoteError(std::string worker, std::string function, std::string text,
               const std::vector<int>& ranks = {});
+  // The name of the worker on which the function threw.
   const std::string& worker() const noexcept { return worker_; }
+  // The name of the function.
   const std::string& function() const noexcept { return function_; }
   const std::string& text() const noexcept { return text_; }  // what() of the exception
 
@@ -28,6 +31,7 @@ class WEFT_API RemoteError : public Error {
 // function threw, blame() is Remote and text() is that of its RemoteError.
 class WEFT_API CreationError : public Error {
  public:
+  // For Weft's own use.
   using Error::Error;
   explicit CreationError(const Error& error) : Error(error) {}
 };

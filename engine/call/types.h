@@ -37,8 +37,11 @@ namespace weft::rpc {
 
 using namespace std::chrono_literals;
 
+// A worker: its name and its rank. Can be compared, ordered and hashed.
 struct WorkerInfo {
+  // The name that the worker gave to init().
   std::string name;
+  // The rank; -1 for no worker.
   int rank = -1;
   friend bool operator==(const WorkerInfo&, const WorkerInfo&) = default;
   friend auto operator<=>(const WorkerInfo&, const WorkerInfo&) = default;
@@ -153,10 +156,12 @@ struct Options {
   std::chrono::milliseconds timeout = 60s;  // of each call, and of init; 0 = no limit
   // The transports that may be used; the best that both sides have is. Empty: all that work here.
   std::vector<std::string> transports{};
+  // The GPUs on which tensors of calls arrive at each peer.
   DeviceMaps device_maps{};
   // If set, peers must prove that they know it before anything else is read; 16 random characters
   // or more.
   std::string secret{};
+  // For tests: the faults that are injected into messages that this agent sends.
   Faults faults{};
   // The GPUs that calls use here. Empty: those in device_maps, and in the other workers' maps for
   // this one.
@@ -183,12 +188,15 @@ class Destination {
   // `place` is the place of the call in which the destination is written.
   Destination(const char* name, Place place = Place::current())
       : target_(std::string(name)), place_(place) {}
+  // The worker of this name.
   Destination(std::string name, Place place = Place::current())
       : target_(std::move(name)), place_(place) {}
+  // The worker of this rank.
   template <std::integral T>
   Destination(T rank, Place place = Place::current()) : target_(target_of(rank)), place_(place) {}
   template <std::floating_point T>
   Destination(T rank) = delete;  // a rank is a whole number
+  // This worker, and not another one that has its rank later.
   Destination(const WorkerInfo& worker, Place place = Place::current())
       : target_(worker), place_(place) {}
 
@@ -198,9 +206,13 @@ class Destination {
     copy.timeout_ = limit;
     return copy;
   }
+  // A name, a rank or a worker.
   using Target = std::variant<std::string, int, WorkerInfo>;
+  // Whom the destination names.
   const Target& target() const { return target_; }
+  // The time limit; nullopt for the agent's.
   std::optional<std::chrono::milliseconds> timeout() const { return timeout_; }
+  // Where the program wrote the destination.
   Place place() const { return place_; }
 
  private:
@@ -219,11 +231,15 @@ class Destination {
   Place place_;
 };
 
+// Makes a destination of a name, a rank or a worker, to give it a time limit:
+// to("worker1").timeout(2s).
 inline Destination to(Destination destination) { return destination; }
 
 // Describes the call that a function is run for.
 struct CallInfo {
+  // The worker that made the call.
   WorkerInfo caller;
+  // When the caller stops waiting for the result.
   Deadline deadline = Deadline::never();
   bool cancelled = false;  // nobody waits for the result any more
 };
@@ -236,6 +252,7 @@ struct DebugInfo {
   std::size_t forks = 0;          // workers known to hold them
   std::size_t pending_users = 0;  // unconfirmed references here
   std::size_t contexts = 0;       // autograd contexts alive here
+  // Backward passes that run here.
   std::size_t backward_passes = 0;
   // Calls made here and unanswered. Weft's own messages count from the first attempt to the last.
   std::size_t calls_waiting = 0;
@@ -245,6 +262,7 @@ struct DebugInfo {
   std::size_t calls_held_back = 0;
 };
 
+// Options of Agent::shutdown().
 struct Graceful {
   std::chrono::milliseconds timeout = 10min;  // 0 = no limit
 };

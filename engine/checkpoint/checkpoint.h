@@ -159,6 +159,7 @@ class Part {
     }
   }
 
+  // The name under which the value is stored.
   const std::string& name() const { return name_; }
 
  private:

@@ -12,8 +12,10 @@
 
 namespace weft {
 
+// The parameters and buffers of a module, as values that a call can carry.
 struct WEFT_API ModuleState {
   std::vector<std::pair<std::string, at::Tensor>> parameters;  // by their names in the module
+  // The buffers, by their names in the module.
   std::vector<std::pair<std::string, at::Tensor>> buffers;
 
   // Copies the values into a module of the same structure. If a name is missing on either side or a

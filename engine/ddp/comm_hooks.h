@@ -17,6 +17,8 @@ namespace weft {
 // One bucket, as a hook sees it. Valid only during the call of the hook; its tensors may be kept.
 class GradBucket {
  public:
+  // Makes the bucket `index` of `count` buckets. DistributedDataParallel does so; programs do it to
+  // test a hook.
   GradBucket(std::size_t index, std::size_t count, at::Tensor buffer,
              std::vector<at::Tensor> gradients, std::vector<at::Tensor> parameters,
              ProcessGroup group = {})
@@ -31,10 +33,13 @@ class GradBucket {
   std::size_t index() const { return index_; }
   // Flat, of one dtype; for a sparse gradient the sparse tensor itself.
   const at::Tensor& buffer() const { return buffer_; }
+  // Replaces the flat tensor, for a hook that calls another one with a smaller buffer.
   void set_buffer(at::Tensor buffer) { buffer_ = std::move(buffer); }
   // Views of the bucket, shaped as the parameters.
   const std::vector<at::Tensor>& gradients() const { return gradients_; }
+  // The parameters of the bucket, in the order of gradients().
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  // True for the last bucket of the pass.
   bool is_last() const { return index_ + 1 == count_; }
   // A group of the model's ranks that can carry the buffer's device: the model's own group, or, for
   // a model on several GPUs, the group of the bucket's GPU.
@@ -49,6 +54,7 @@ class GradBucket {
   ProcessGroup group_;
 };
 
+// A function that reduces a bucket and returns a future of the averages.
 using CommHook = std::function<Future<at::Tensor>(GradBucket&)>;
 
 namespace comm_hooks {
@@ -60,9 +66,11 @@ WEFT_API CommHook all_reduce(ProcessGroup group);
 // that float16 does not overflow. Complex gradients are sent as their real and imaginary parts,
 // twice as many elements; sparse complex ones are sent uncompressed.
 WEFT_API CommHook fp16_compress(ProcessGroup group);
+// Sends the gradients as bfloat16; otherwise like fp16_compress().
 WEFT_API CommHook bf16_compress(ProcessGroup group);
 // Compresses for another hook, which then sees the smaller buffer.
 WEFT_API CommHook fp16_compress(CommHook inner);
+// Compresses to bfloat16 for another hook, which then sees the smaller buffer.
 WEFT_API CommHook bf16_compress(CommHook inner);
 
 }  // namespace comm_hooks

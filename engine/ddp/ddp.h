@@ -57,6 +57,7 @@ class WEFT_API Replica : public Joinable {
   // these backwards run. The first backward of another forward reduces all that has accumulated.
   class [[nodiscard]] NoSync {
    public:
+    // For Weft's own use: programs call no_sync().
     NoSync(Replica& replica, bool on) : replica_(&replica), before_(replica.is_synchronizing()) {
       if (on) replica.set_synchronizing(false);
     }
@@ -73,9 +74,11 @@ class WEFT_API Replica : public Joinable {
 
   // Called once, before the first backward that averages gradients; throws Caller otherwise.
   void register_comm_hook(CommHook hook);
+  // The statistics of this rank so far.
   DdpStats stats() const;
 
  protected:
+  // For Weft's own use.
   // Compares the model and the options with rank 0's (except gradient_as_bucket_view), then copies
   // rank 0's parameters and buffers. Throws Caller on all ranks if they differ, if no parameter
   // requires a gradient, or if a tensor is sparse or expanded and so cannot be copied to other
@@ -86,6 +89,7 @@ class WEFT_API Replica : public Joinable {
   Replica(Replica&&) noexcept;
   Replica& operator=(Replica&&) noexcept;
 
+  // For Weft's own use.
   // Throws Caller if the module no longer has the parameters that it had when it was wrapped; the
   // error names one.
   void before_forward();
@@ -93,6 +97,7 @@ class WEFT_API Replica : public Joinable {
   // True if after_forward needs the outputs.
   static bool tracks_outputs();
 
+  // For Weft's own use.
   ProcessGroup& join_group() override;
   void check_join() const override;
   bool trains() const override;
@@ -176,12 +181,14 @@ class DistributedDataParallel final : public parallel::Replica {
       std::shared_ptr<Module> module, ProcessGroup group,
       DdpOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
       : Replica(module, std::move(group), options), module_(std::move(module)) {}
+  // The same for a module holder (TORCH_MODULE).
   DistributedDataParallel(
       const torch::nn::ModuleHolder<Module>& module, ProcessGroup group,
       DdpOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
       : DistributedDataParallel(module.is_empty() ? nullptr : module.ptr(), std::move(group),
                                 options) {}
 
+  // For Weft's own use: reports wrong arguments.
   template <class... Given>
   requires(sizeof...(Given) > 0 &&
            !parallel::kTakes<Module, Given...>) explicit DistributedDataParallel(Given&&...)
@@ -204,11 +211,13 @@ class DistributedDataParallel final : public parallel::Replica {
       return weft::detail::Refused();
     }
   }
+  // Calls forward().
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
     return forward(std::forward<Arguments>(arguments)...);
   }
 
+  // The module that was wrapped.
   const std::shared_ptr<Module>& module() const { return module_; }
 
  private:

@@ -25,6 +25,7 @@ struct DdpOptions {
   bool broadcast_buffers = true;
 };
 
+// Statistics of DistributedDataParallel on one rank.
 struct DdpStats {
   std::size_t passes = 0;                 // synchronised backward passes
   std::vector<std::size_t> bucket_bytes;  // of the buckets in use, in launch order

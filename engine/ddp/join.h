@@ -17,6 +17,7 @@
 
 namespace weft {
 
+// Options of weft::join(), the same on all ranks except `enable`.
 struct JoinOptions {
   // Divide gradients by the number of ranks at the start, as if finished ranks contributed zeros;
   // otherwise by the number of ranks still active.
@@ -46,6 +47,7 @@ class Joinable {
 
  protected:
   friend class parallel::JoinScope;
+  // The group over which the object communicates.
   virtual ProcessGroup& join_group() = 0;
   // Throws Caller if the object cannot take part.
   virtual void check_join() const {}
@@ -103,6 +105,7 @@ class WEFT_API JoinScope {
 // numbers of objects or different options (`enable` apart).
 WEFT_API void join(std::vector<Joinable*> joinables, const std::function<void()>& steps,
                    JoinOptions options = {});
+// The same for one object.
 inline void join(Joinable& joinable, const std::function<void()>& steps, JoinOptions options = {}) {
   join(std::vector<Joinable*>{&joinable}, steps, options);
 }

@@ -15,8 +15,11 @@
 
 namespace weft {
 
+// Options of DistributedSampler, the same on all ranks.
 struct SamplerOptions {
+  // Shuffle the examples anew in every epoch.
   bool shuffle = true;
+  // The seed of the shuffling.
   std::uint64_t seed = 0;
   // Leave out the last examples that do not suffice for all ranks; otherwise the first examples are
   // repeated for the remaining ranks.
@@ -32,6 +35,7 @@ class WEFT_API DistributedSampler : public torch::data::samplers::Sampler<> {
   // Throws Caller if `rank` is not below `ranks`.
   DistributedSampler(std::size_t dataset_size, std::size_t ranks, std::size_t rank,
                      SamplerOptions options = {});
+  // Deals to the ranks of a group, on each of which it is constructed.
   DistributedSampler(std::size_t dataset_size, const ProcessGroup& group,
                      SamplerOptions options = {});
 
@@ -40,12 +44,16 @@ class WEFT_API DistributedSampler : public torch::data::samplers::Sampler<> {
   void set_epoch(std::size_t epoch);
   // This rank's examples in this epoch, in order.
   const std::vector<std::int64_t>& indices() const { return indices_; }
+  // The number of this rank's examples in an epoch.
   std::size_t size() const { return indices_.size(); }
 
   // libtorch's interface. reset() starts the epoch again.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
+  // Returns the next examples, at most `batch_size`; nullopt at the end of the epoch.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
+  // Writes the epoch and the position in it.
   void save(torch::serialize::OutputArchive& archive) const override;
+  // Continues at the epoch and the position that save() has written.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:

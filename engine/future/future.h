@@ -1,4 +1,4 @@
-// A value that arrives later (Future), and the side that sets it (Promise). Copies share one state;
+// Future<T>: a value that arrives later. Promise is the side that sets it. Copies share one state;
 // usable from every thread. Semantics of torch.futures.Future, as typed C++: then() makes a new
 // future, on_done() only observes, get() blocks. The first error wins.
 //
@@ -44,6 +44,7 @@
 
 namespace weft {
 
+// As a timeout: none.
 constexpr std::chrono::milliseconds kNoTimeout = std::chrono::milliseconds::max();
 
 template <class T>
@@ -312,7 +313,9 @@ struct Coroutine<void>;
 template <class T>
 class Future {
  public:
+  // The type of the value.
   using value_type = T;
+  // The promise of a coroutine that returns this future.
   using promise_type = detail::Coroutine<T>;
 
   // Without a state. Only assignment and destruction are allowed; all else is a Caller error.
@@ -331,6 +334,7 @@ class Future {
       std::terminate();
     }
   }
+  // Returns a future without a value that is done already.
   static Future ready() requires std::is_void_v<T> {
     Future future(std::make_shared<detail::FutureState<T>>());
     future.state_->set({});
@@ -365,7 +369,9 @@ class Future {
     }
     state().take();
   }
+  // True if there is a value or an error. Does not block.
   bool done() const { return state().done(); }
+  // True if there is an error. Does not block.
   bool failed() const { return state().failed(); }
 
   // Returns a future of the result of `function`, which is called with this future (and sees
@@ -403,6 +409,7 @@ class Future {
     }
   }
 
+  // For Weft's own use.
   // Completes the promise with this future's value or error, once known. Logs it if the promise has
   // been set by then.
   void forward_to(Promise<T> promise) const {
@@ -449,13 +456,16 @@ class Future {
   // The work that is still enqueued for the value, once done.
   detail::DeviceWorkRef device_work() const { return state().device_work(); }
 
+  // For Weft's own use: what co_await calls.
   bool await_ready() const { return done(); }
   void await_suspend(std::coroutine_handle<> handle) const {
     state().on_done(detail::Resumption(handle));
   }
   T await_resume() const { return get(); }
 
+  // The error; null before the future is done, and if it has a value.
   std::exception_ptr error() const { return state().error(); }
+  // For Weft's own use.
   // Identifies this future in Executor::drive(): a thread that blocks on it passes this as
   // `awaited`.
   const void* awaited() const { return static_cast<const detail::FutureCore*>(state_.get()); }
@@ -523,11 +533,13 @@ class Future {
 template <class T>
 class Promise {
  public:
+  // Makes a promise with a future of its own.
   Promise() : Promise(detail::current_executor()) {}
   // A thread that blocks on the future drives this executor's loop; may be null.
   explicit Promise(std::shared_ptr<detail::Executor> executor)
       : owner_(std::make_shared<Owner>(std::move(executor))) {}
 
+  // The future that this promise completes.
   Future<T> future() const { return Future<T>(owner_->state); }
 
   // set() and set_error() throw Caller if either was called before.
@@ -535,11 +547,13 @@ class Promise {
   requires(!std::is_void_v<T>) void set(U&& value) const {
     owner_->state->set_on_streams(T(std::forward<U>(value)));
   }
+  // Completes a future without a value.
   void set() const requires std::is_void_v<T> { owner_->state->set({}); }
   // Sets a value that is ready when `work` has run on its devices.
   void set_with(detail::DeviceWorkRef work, detail::Stored<T> value) const {
     owner_->state->set(std::move(value), std::move(work));
   }
+  // Completes the future with an error.
   template <std::derived_from<Error> E = Error>
   void set_error(const E& error) const {
     owner_->state->set_error(std::make_exception_ptr(error));
@@ -654,10 +668,12 @@ Future<void> end_of(const Future<T>& future) {
 }
 }  // namespace detail
 
+// The same for futures without a value.
 inline Future<void> when_all(std::vector<Future<void>> futures) {
   return detail::when_all_done(std::move(futures));
 }
 
+// The same for a list in braces.
 template <class T>
 auto when_all(std::initializer_list<Future<T>> futures) {
   return when_all(std::vector<Future<T>>(futures));

@@ -32,6 +32,7 @@ WEFT_API at::Tensor broadcast(const at::Tensor& tensor, int root, ProcessGroup g
 // Returns the reduction on root, and zeros on the others, whose gradients do not count.
 WEFT_API at::Tensor reduce(const at::Tensor& tensor, int root, ProcessGroup group,
                            ReduceOp op = ReduceOp::Sum);
+// Returns the reduction on every rank.
 WEFT_API at::Tensor all_reduce(const at::Tensor& tensor, ProcessGroup group,
                                ReduceOp op = ReduceOp::Sum);
 // Returns rank r's tensor at [r]; all have one shape.

@@ -1,6 +1,6 @@
-// A group of ranks and the operations among them. Semantics of torch.distributed's process groups;
-// differences are in docs/differences-from-pytorch.md. There is no default group: the object is
-// passed to the code that needs it.
+// ProcessGroup: ranks and the operations among them. Semantics of torch.distributed's process
+// groups; differences are in docs/differences-from-pytorch.md. There is no default group: the object
+// is passed to the code that needs it.
 //
 // Order: all ranks of a group issue the same collectives in the same order. A group may be used
 // from every thread of its rank; calls are then ordered as they arrive. Only init_process_group,
@@ -27,6 +27,7 @@
 
 namespace weft {
 
+// As the sender of a recv(): any rank.
 constexpr int kAnySource = -1;
 
 // Each member has an initializer, since compilers warn of members that a program does not name.
@@ -60,8 +61,11 @@ struct ProcessGroupOptions {
   WaitReports wait_reports = default_wait_reports();
 };
 
+// A backend, and whether this machine can use it.
 struct BackendInfo {
+  // The name by which ProcessGroupOptions::backend chooses it.
   std::string name;
+  // True if a group can be made with it here.
   bool usable = false;
   std::string why_not;  // "" when usable
 };
@@ -69,12 +73,15 @@ struct BackendInfo {
 // The backends of this build, and whether they can be used on this machine.
 WEFT_API std::vector<BackendInfo> available_backends();
 
+// Ranks that call collectives together. Copies are handles of the same group.
 class WEFT_API ProcessGroup {
  public:
   // An empty group: false in a condition; everything else throws Caller.
   ProcessGroup() = default;
 
+  // This process's rank in the group.
   int rank() const;
+  // The number of ranks.
   int size() const;
   // The device of this rank, as given or chosen at init.
   c10::Device device() const;
@@ -86,6 +93,7 @@ class WEFT_API ProcessGroup {
   // empty if nothing is pending, or all have come.
   std::vector<std::string> waiting_for() const;
 
+  // Copies root's tensor into the tensor of every other rank.
   Work broadcast(at::Tensor tensor, int root);
   // In place on root; the others' tensors are untouched.
   Work reduce(at::Tensor tensor, int root, ReduceOp op = ReduceOp::Sum);
@@ -98,12 +106,15 @@ class WEFT_API ProcessGroup {
   Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input);
   // output has size() times the elements of input, rank by rank.
   Work all_gather_into(at::Tensor output, at::Tensor input);
+  // outputs[r] receives rank r's input on root; the others pass no outputs.
   Work gather(std::vector<at::Tensor> outputs, at::Tensor input, int root);
+  // output receives root's inputs[rank()]; the others pass no inputs.
   Work scatter(at::Tensor output, std::vector<at::Tensor> inputs, int root);
   // Rank r receives the reduction of all ranks' inputs[r]. Inputs may differ in size if every rank
   // names the same sizes.
   Work reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs,
                       ReduceOp op = ReduceOp::Sum);
+  // Like reduce_scatter(), for an input of size() times the elements of output, rank by rank.
   Work reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op = ReduceOp::Sum);
   // inputs[r] to rank r; outputs[r] receives from rank r.
   Work all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs);
@@ -115,7 +126,9 @@ class WEFT_API ProcessGroup {
   Work all_to_all_single(at::Tensor output, at::Tensor input,
                          std::vector<std::int64_t> output_splits = {},
                          std::vector<std::int64_t> input_splits = {});
+  // Sends the tensor to a rank, which receives it with recv() and the same tag.
   Work send(at::Tensor tensor, int to, int tag = 0);
+  // Receives a tensor of the same shape and dtype. Work::source_rank() tells the sender afterwards.
   Work recv(at::Tensor tensor, int from = kAnySource, int tag = 0);
   // Done when every rank has entered it and every earlier collective of this group is done.
   Work barrier();
@@ -144,6 +157,7 @@ class WEFT_API ProcessGroup {
   int global_rank(int group_rank) const;
   // The same for all members, in the order of their ranks here.
   const std::vector<int>& ranks() const;
+  // The store through which the ranks of this group have met.
   c10::intrusive_ptr<c10d::Store> store() const;
   // The reason why this group is broken, which the next operation would throw; nullopt if it is not
   // known to be broken. Issues nothing, does not block, and leaves the error for the next
@@ -167,6 +181,7 @@ class WEFT_API ProcessGroup {
   // The latest events of this process, in all its groups and agents, as JSON for weft-debug
   // analyze.
   std::string dump() const;
+  // False for an empty group.
   explicit operator bool() const { return core_ != nullptr; }
 
  private:

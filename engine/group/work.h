@@ -1,7 +1,7 @@
-// The handle of one operation of a process group. Cheap to copy. The compiler warns of a call whose
-// Work is dropped, since the operation is then not waited for. A program may still drop it, by
-// static_cast<void>(…): the tensors stay pinned until the operation has passed, and an error that
-// nobody looked at surfaces on the group (its next call throws it).
+// Work: the handle of one operation of a process group. Cheap to copy. The compiler warns of a call
+// whose Work is dropped, since the operation is then not waited for. A program may still drop it,
+// by static_cast<void>(…): the tensors stay pinned until the operation has passed, and an error
+// that nobody looked at surfaces on the group (its next call throws it).
 //
 //   wait()         CUDA: the current stream waits and the host goes on; a later error surfaces on
 //                  the group. CPU, and barriers: the host waits.
@@ -47,9 +47,11 @@ class [[nodiscard(
   // Throws Timeout if the timeout passes first; the operation goes on, and may be waited for again.
   // Throws Caller for a negative timeout.
   void synchronize(std::chrono::milliseconds timeout = kGroupTimeout);
+  // True if the operation has ended. Does not block.
   bool query() const;
   // The sender's rank, after a recv; -1 for other operations and before it is done.
   int source_rank() const;
+  // The operation's error; nullopt while it runs, and if it succeeded.
   std::optional<Error> error() const;
   // CPU: done when the operation has ended. CUDA: done at once, with the operation as the device
   // work that its value waits for (future.h).

@@ -27,12 +27,14 @@ namespace weft {
 // returns to ranks that are not members.
 WEFT_API void average_parameters(const std::vector<at::Tensor>& parameters, ProcessGroup group);
 
+// Options of PeriodicAverager.
 struct PeriodicAveragerOptions {
   int period = 1;  // steps from one averaging to the next
   // The first steps, in which DistributedDataParallel averages gradients and nothing is done here.
   int warmup_steps = 0;
 };
 
+// Averages parameters in every nth step.
 class WEFT_API PeriodicAverager {
  public:
   // Throws Caller for a period below 1 or a negative warm-up.

@@ -1,7 +1,7 @@
-// One optimizer for parameters that live on several workers. Each owner has a local optimizer for
-// the parameters that it owns, and step() runs all of them at once, with the gradients of an
-// autograd context. Semantics of torch.distributed.optim.DistributedOptimizer; but an error names
-// all owners that failed instead of one.
+// DistributedOptimizer: one optimizer for parameters that live on several workers. Each owner has a
+// local optimizer for the parameters that it owns, and step() runs all of them at once, with the
+// gradients of an autograd context. Semantics of torch.distributed.optim.DistributedOptimizer; but
+// an error names all owners that failed instead of one.
 //
 //   DistributedOptimizer<torch::optim::SGD> optimizer(parameter_rrefs,
 //                                                     torch::optim::SGDOptions(0.05));
@@ -35,12 +35,15 @@ class LBFGS;
 
 namespace weft {
 
+// Whether steps of several optimizers may run at once on an owner.
 enum class StepOrder {
   Locked,   // an owner runs one step at a time, of all optimizers with parameters there
   Hogwild,  // steps of different optimizers overlap (Niu et al., 2011)
 };
 
+// Options of DistributedOptimizer.
 struct DistributedOptimizerOptions {
+  // Whether an owner runs steps of several optimizers at once.
   StepOrder order = StepOrder::Locked;
   // If false, the constructor does not block: on each owner the optimizer's first call is queued
   // behind its creation, costs no further round trip, and throws the creation's error.
@@ -159,6 +162,7 @@ class DistributedOptimizer {
     if (how.wait_until_made) optim::wait_for(owners_, "making the optimizer");
   }
 
+  // For Weft's own use: reports wrong arguments.
   template <class... Given>
   requires(sizeof...(Given) > 1 &&
            !optim::kSteps<O, Given...>) explicit DistributedOptimizer(const Given&...) {
@@ -184,11 +188,13 @@ class DistributedOptimizer {
 
   // Sets the learning rate of all parameters, on all owners.
   void set_lr(double lr) const { optim::set_lr(owners_, lr); }
+  // The learning rate, from the first owner.
   double lr() const { return optim::lr(owners_); }
 
   // save() returns each optimizer's state, in libtorch's form, one for each owner in the order of
   // the parameters. load() replaces all state of an optimizer over the same parameters by it.
   std::vector<std::string> save() const { return optim::save(owners_); }
+  // Loads what save() has returned.
   void load(const std::vector<std::string>& states) const { optim::load(owners_, states); }
 
  private:

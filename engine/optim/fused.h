@@ -30,9 +30,12 @@ namespace optim {
 class CudaSteps;
 }
 
+// torch::optim::SGD with steps that pass over memory once.
 class WEFT_API FusedSGD : public torch::optim::SGD {
  public:
   using torch::optim::SGD::SGD;
+  // Steps all parameters that have a gradient. Calls the closure once, before, and returns its
+  // loss.
   at::Tensor step(LossClosure closure = nullptr) override;
   // For Weft's own use: steps on other GPUs than the machine's.
   void step_by(std::shared_ptr<optim::CudaSteps> cuda) { cuda_ = std::move(cuda); }
@@ -41,9 +44,12 @@ class WEFT_API FusedSGD : public torch::optim::SGD {
   std::shared_ptr<optim::CudaSteps> cuda_;  // null until a parameter lies on a GPU
 };
 
+// torch::optim::AdamW with steps that pass over memory once.
 class WEFT_API FusedAdamW : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
+  // Steps all parameters that have a gradient. Calls the closure once, before, and returns its
+  // loss.
   at::Tensor step(LossClosure closure = nullptr) override;
   // For Weft's own use: steps on other GPUs than the machine's.
   void step_by(std::shared_ptr<optim::CudaSteps> cuda) { cuda_ = std::move(cuda); }

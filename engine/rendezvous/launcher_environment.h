@@ -11,13 +11,16 @@ namespace weft {
 // Throw Caller if no launcher started this process, naming the variables, and if the variable is
 // not a number.
 WEFT_API int launched_rank();
+// The number of ranks of the job. Throws like launched_rank().
 WEFT_API int launched_world_size();
 // This rank's number among the ranks of its machine, for instance to choose its GPU. Also throws if
 // the launcher does not tell it.
 WEFT_API int launched_local_rank();
 // The same for programs that may run alone: `otherwise` if no launcher tells it.
 WEFT_API int launched_rank_or(int otherwise);
+// launched_world_size() for programs that may run alone.
 WEFT_API int launched_world_size_or(int otherwise);
+// launched_local_rank() for programs that may run alone.
 WEFT_API int launched_local_rank_or(int otherwise);
 
 }  // namespace weft

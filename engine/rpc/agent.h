@@ -26,6 +26,7 @@ namespace weft::rpc {
 
 class AgentCore;
 
+// One worker's end of remote calls. Copies refer to the same agent; any thread may use them.
 class WEFT_API Agent {
   template <auto F>
   using Result = detail::ResultOf<F>;
@@ -40,6 +41,7 @@ class WEFT_API Agent {
 
  public:
   Agent() = default;  // no agent: only assignment is allowed
+  // For Weft's own use.
   explicit Agent(std::shared_ptr<AgentCore> core, bool leaves_when_dropped);
 
   // Calls the function and waits for its result. Throws RemoteError if the function threw; Timeout,
@@ -95,12 +97,14 @@ class WEFT_API Agent {
   at::Tensor sync_op(const std::string& name, const Destination& to, A&&... arguments) const {
     return issue_op(name, to, {detail::operator_value(std::forward<A>(arguments))...}).get_own();
   }
+  // Like sync_op(), at once: returns a future of the result.
   template <class... A>
   Future<at::Tensor> async_op(const std::string& name, const Destination& to,
                               A&&... arguments) const {
     return detail::tracked(
         issue_op(name, to, {detail::operator_value(std::forward<A>(arguments))...}));
   }
+  // Like sync_op(), at once: the result stays with the callee, and a reference to it is returned.
   template <class... A>
   RRef<at::Tensor> remote_op(const std::string& name, const Destination& to,
                              A&&... arguments) const {
@@ -116,6 +120,7 @@ class WEFT_API Agent {
       std::terminate();
     }
   }
+  // Like sync_script(), at once: returns a future of the result.
   template <class R = at::Tensor, class... A>
   Future<R> async_script(const std::string& name, const Destination& to, A&&... arguments) const {
     if constexpr (detail::RefusalOfScript<R, A...>::accept()) {
@@ -124,6 +129,8 @@ class WEFT_API Agent {
       std::terminate();
     }
   }
+  // Like sync_script(), at once: the result stays with the callee, and a reference to it is
+  // returned.
   template <class R = at::Tensor, class... A>
   RRef<R> remote_script(const std::string& name, const Destination& to, A&&... arguments) const {
     if constexpr (detail::RefusalOfScript<R, A...>::accept()) {
@@ -136,7 +143,9 @@ class WEFT_API Agent {
   // Throws PeerLost for a worker that has left or is lost, Caller for a name or rank that no worker
   // ever had.
   WorkerInfo worker(const Destination& who) const;
+  // All workers of the job, this one included, as far as this agent knows them.
   std::vector<WorkerInfo> workers() const;
+  // This worker.
   const WorkerInfo& self() const;
   // Whether that worker is in the job and not known to be lost. For a worker that was killed, this
   // becomes false when its death is known. May read the job's store. Throws Caller once the agent
@@ -162,6 +171,7 @@ class WEFT_API Agent {
 
   // The default limit of calls issued from now on; 0 = none.
   void set_timeout(std::chrono::milliseconds limit);
+  // The default limit; 0 for none.
   std::chrono::milliseconds timeout() const;
 
   // Waits until no call is active anywhere, including calls that calls make, and serves calls
@@ -178,6 +188,7 @@ class WEFT_API Agent {
   DebugInfo debug_info() const;
   // The last operations of this process, as JSON for weft-debug analyze.
   std::string dump() const;
+  // For Weft's own use.
   const std::shared_ptr<AgentCore>& shared_core() const { return core_; }
 
  private:
@@ -201,6 +212,7 @@ WEFT_API Agent init(const std::string& name, Options options = {});
 // Inside a called function, its continuations and coroutines: the agent that runs it, and the call.
 // Throws Caller elsewhere.
 WEFT_API Agent& this_agent();
+// The call that this thread runs. Throws Caller elsewhere.
 WEFT_API CallInfo this_call();
 
 namespace detail {

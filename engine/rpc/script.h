@@ -54,23 +54,30 @@ namespace weft::rpc {
 // something else has the name, or if the name is empty or has a '.'.
 WEFT_API void expose_script(const std::string& name,
                             std::shared_ptr<torch::jit::CompilationUnit> functions);
+// The same for the methods of a module.
 WEFT_API void expose_script(const std::string& name, const torch::jit::Module& module);
 
 // A value that a script takes or returns: a value of operators, or a List, a Tuple, or a Dict as a
 // list of pairs.
 struct ScriptValue {
+  // One value, or the elements of a List, Tuple or Dict.
   std::variant<OperatorValue, std::vector<ScriptValue>> value;
   WEFT_FIELDS(value)
 };
 
 // An argument by its name.
 struct Keyword {
+  // The name of the argument in the schema.
   std::string name;
+  // The argument.
   ScriptValue value;
 };
 
+// The arguments of a script: by position, and by name.
 struct WEFT_API ScriptArguments {
+  // The arguments by position.
   std::vector<ScriptValue> positional;
+  // The arguments by name.
   std::map<std::string, ScriptValue> keywords;
   WEFT_FIELDS(positional, keywords)
 
@@ -291,6 +298,7 @@ WEFT_API void start_method(const torch::jit::Module& module, const std::string& 
 
 }  // namespace detail
 
+// Makes an argument that is passed by its name.
 template <class A>
 Keyword keyword(std::string name, A&& value) {
   if constexpr (detail::RefusalOfScript<void, A>::accept()) {

@@ -184,6 +184,7 @@ class Methods {
       std::terminate();
     }
   }
+  // Like sync(), at once: returns a future of the result.
   template <auto F, class... A>
   Future<ResultOf<F, T>> async(
       A&&... arguments) const {  // overloads: static_cast<R (M::*)(P...)>(&M::f)
@@ -194,6 +195,7 @@ class Methods {
       std::terminate();
     }
   }
+  // Like sync(), at once: the result stays with the owner, and a reference to it is returned.
   template <auto F, class... A>
   RRef<ResultOf<F, T>> remote(
       A&&... arguments) const {  // overloads: static_cast<R (M::*)(P...)>(&M::f)
@@ -237,6 +239,7 @@ class Methods {
 template <class T>
 class Timed : public Methods<T, Timed<T>> {
  public:
+  // For Weft's own use: programs call RRef::timeout().
   Timed(RRef<T> reference, std::optional<std::chrono::milliseconds> limit)
       : reference_(std::move(reference)), limit_(limit) {}
 
@@ -277,6 +280,7 @@ using RefusalOfCopy = decltype(refusal_of_copy<T>());
 template <class T>
 class RRef : public rref::Methods<T, RRef<T>> {
  public:
+  // The type of the value.
   using value_type = T;
 
   // An empty RRef: it can only be assigned and sent.
@@ -289,12 +293,14 @@ class RRef : public rref::Methods<T, RRef<T>> {
   template <class U = T>
   requires(!std::is_void_v<U>) explicit RRef(std::type_identity_t<U> value)
       : RRef(own(rpc::detail::CoreCalls::current_core("RRef(value)"), std::move(value))) {}
+  // For Weft's own use: reports a value of another type.
   template <class Given>
   requires(!std::is_void_v<T> && !std::is_convertible_v<Given, T>)
       RRef(const rpc::Agent&, Given&&) {
     static_assert(weft::detail::kNever<Given>,
                   "the value of an RRef<T> is a T, and this cannot be converted to one");
   }
+  // For Weft's own use.
   explicit RRef(std::shared_ptr<rref::Handle> handle) : handle_(std::move(handle)) {}
 
   // Returns a copy of the value, once it has been created. Throws CreationError, Timeout, PeerLost.
@@ -379,10 +385,13 @@ class RRef : public rref::Methods<T, RRef<T>> {
     }
     return *std::static_pointer_cast<rref::OwnedValue<U>>(handle_->owned())->value();
   }
+  // The worker on which the value lives.
   const rpc::WorkerInfo& owner() const { return handle()->owner(); }
+  // True if this worker owns the value.
   bool is_owner() const { return handle()->is_owner(); }
   // True if the owner knows of this reference; always true on the owner.
   bool confirmed() const { return handle()->confirmed(); }
+  // False for an empty RRef.
   explicit operator bool() const { return handle_ != nullptr; }
 
   // sync<&M::method>(…), async and remote, as inherited, with their own time limit.

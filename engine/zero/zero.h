@@ -37,6 +37,7 @@ class LBFGS;
 
 namespace weft {
 
+// Options of ZeroRedundancyOptimizer.
 struct ZeroOptions {
   // A shard closes when it has reached this many bytes.
   std::size_t shard_bytes = 25 << 20;
@@ -107,6 +108,7 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
   // Takes the options and this rank's part of the state. Called on every rank with the same
   // archive.
   void load(torch::serialize::InputArchive& archive) override;
+  // For Weft's own use.
   // load() in two steps: plain() returns an optimizer of this kind over all parameters, which the
   // caller loads; take() takes over the state that it has loaded.
   std::unique_ptr<torch::optim::Optimizer> plain() const;
@@ -118,6 +120,7 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
   std::vector<const torch::optim::Optimizer*> local_optimizers() const;
 
  protected:
+  // For Weft's own use.
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
   using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(const Groups&)>;
   // Blocks until all ranks have called it. Warns if parameters in host memory have different values
@@ -209,6 +212,7 @@ class ZeroRedundancyOptimizer final : public parallel::ShardedOptimizer {
             groups, std::move(group),
             [defaults](const Groups& some) { return std::make_unique<O>(some, defaults); },
             options) {}
+  // The same for parameters of one group.
   template <class Options>
   requires std::constructible_from<O, std::vector<torch::optim::OptimizerParamGroup>, Options>
   ZeroRedundancyOptimizer(std::vector<at::Tensor> parameters, ProcessGroup group,
@@ -216,6 +220,7 @@ class ZeroRedundancyOptimizer final : public parallel::ShardedOptimizer {
       : ZeroRedundancyOptimizer(
             std::vector<torch::optim::OptimizerParamGroup>{std::move(parameters)}, std::move(group),
             defaults, options) {}
+  // For Weft's own use: reports wrong arguments.
   template <class... Given>
   requires(sizeof...(Given) > 1 &&
            !parallel::kShards<O, Given...>) explicit ZeroRedundancyOptimizer(const Given&...)

@@ -7,6 +7,7 @@ from declarations import head_of, scan
 
 OWN_USE = "For Weft's own use"
 LONG_OPENING = 3  # lines; shorter ones only say what the file is
+TWO_MEMBERS = re.compile(r"(?P<type>[\w:<>, ]+?)\s+(?P<first>\w+(\{\}| = [^,;{}]+)),\s*(?P<second>\w+(\{\}| = [^,;{}]+));")
 
 
 def escaped(text):
@@ -128,6 +129,8 @@ class Converter:
         for declaration in self.found.declarations:
             if is_hidden(declaration) or site_map.is_hidden(declaration.name):
                 self.blank(*self.with_comments(declaration))
+            else:
+                self.split(declaration)
         for start, end in self.found.bodies:
             self.blank(start, end)
         self.place_opening(opening, topic)
@@ -144,6 +147,17 @@ class Converter:
             blocks.remove(block)
             for comment in block:
                 self.replace(comment, "///< " + escaped(comment.text))
+
+    def split(self, declaration):
+        """Gives each of two members that are declared at once the comment above them."""
+        text = self.text[declaration.start : declaration.end]
+        two = TWO_MEMBERS.fullmatch(text)
+        if two and two.group("type").count("<") == two.group("type").count(">"):
+            kind, first, second = two.group("type", "first", "second")
+            name = re.match(r"\w+", first).group()
+            scope = declaration.name.rpartition("::")[0]
+            new = f"{kind} {first};\n/// \\copydoc {scope}::{name}\n{kind} {second};"
+            self.edits.append((declaration.start, declaration.end, new))
 
     def is_documentation(self, block):
         first, last = block[0], block[-1]
