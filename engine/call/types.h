@@ -143,8 +143,8 @@ struct Faults {
 // memory; a GPU's tensor without an entry is refused.
 using DeviceMaps = std::map<std::string, std::vector<std::pair<c10::Device, c10::Device>>>;
 
-// Each member has an initializer, because compilers warn of members without one if a program names
-// only some.
+// Options of init(). Each member has an initializer, since compilers warn of members that a program
+// does not name.
 struct Options {
   // Without a world size workers may come and go, and one that gives no rank takes a free one above
   // 0. The highest rank is 65535.

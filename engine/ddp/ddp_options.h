@@ -7,7 +7,7 @@
 
 namespace weft {
 
-// The same on all ranks, except gradient_as_bucket_view.
+// Options of DistributedDataParallel, the same on all ranks except gradient_as_bucket_view.
 struct DdpOptions {
   // A bucket is sent when its gradients have reached this many bytes. The first one is smaller so
   // that sending starts early.

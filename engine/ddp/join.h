@@ -46,6 +46,7 @@ class Joinable {
   virtual ~Joinable() = default;
 
  protected:
+  // For Weft's own use.
   friend class parallel::JoinScope;
   // The group over which the object communicates.
   virtual ProcessGroup& join_group() = 0;
@@ -57,7 +58,6 @@ class Joinable {
   virtual void mirror_step(const JoinStep& step) = 0;
   // Called when all ranks have run out: all take over the state of `last_rank`.
   virtual void take_over(int last_rank) = 0;
-
   // Set while this rank is inside weft::join.
   parallel::JoinScope* join_scope_ = nullptr;
 };

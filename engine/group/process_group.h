@@ -30,7 +30,8 @@ namespace weft {
 // As the sender of a recv(): any rank.
 constexpr int kAnySource = -1;
 
-// Each member has an initializer, since compilers warn of members that a program does not name.
+// Options of init_process_group(). Each member has an initializer, since compilers warn of members
+// that a program does not name.
 struct ProcessGroupOptions {
   // One backend for both devices ("gloo"), or one for each ("cpu:weft,cuda:nccl"). A backend that
   // is named must be usable: "cpu:weft,cuda:nccl" written out throws Unsupported if there is no

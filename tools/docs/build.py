@@ -52,7 +52,7 @@ def settings(folder, work):
     topics = site_map.topics()
     topics_file = work / "topics.dox"
     topics_file.write_text(topics_text(topics))
-    inputs = [topics_file, HERE / "namespaces.dox", *(ROOT / path for path in site_map.pages()), *(ROOT / path for topic in topics for path in topic.headers)]
+    inputs = [topics_file, HERE / "namespaces.dox", *(ROOT / path for path in site_map.pages()), *(ROOT / path for topic in topics for path in (topic.public_header, *topic.headers))]
     run_filter = f'"{sys.executable} {HERE / "filter.py"}"'
     return (HERE / "Doxyfile").read_text() + "\n".join(
         [

@@ -40,6 +40,11 @@ def documentation(lines, margin=""):
     return "\n".join(f"{margin}/// {line}".rstrip() for line in result)
 
 
+def belongs_to(topic):
+    """Says to which topic a declaration belongs, and what a program includes for it."""
+    return f"/// \\ingroup {topic.id}\n/// \\headerfile weft/{topic.name}.h"
+
+
 def blocks_of(comments):
     """Comments on adjacent lines, without code in front of them, as lists."""
     blocks = []
@@ -124,7 +129,7 @@ class Converter:
                 margin = " " * block[0].column
                 new = documentation([comment.text for comment in block], margin)
                 if topic and block[0].scope == "namespace":
-                    new += f"\n{margin}/// \\ingroup {topic.id}"
+                    new += "\n" + belongs_to(topic)
                 self.edits.append((block[0].start, block[-1].end, new.lstrip()))
         for declaration in self.found.declarations:
             if is_hidden(declaration) or site_map.is_hidden(declaration.name):
@@ -188,7 +193,7 @@ class Converter:
         words = documentation([comment.text for comment in opening])
         introduced = self.introduced(opening)
         if introduced is not None:
-            self.edits.append((introduced, introduced, words + "\n///\n"))
+            self.edits.append((introduced, introduced, f"{words}\n{belongs_to(topic)}\n///\n" if topic else f"{words}\n///\n"))
         elif opening and topic and len(opening) >= LONG_OPENING:
             text = f"/// \\addtogroup {topic.id}\n/// \\details\n{words}"
             self.edits.append((opening[0].start, opening[-1].end, text))
