@@ -19,7 +19,7 @@ from dev_package import load
 
 SCRIPT = Path(__file__).resolve().parents[2] / "dev"
 COMMANDS = ["train", "test", "build", "bench", "soak", "fuzz", "run", "install", "setup", "format", "lint", "pack", "gpu", "gpu-pack",
-            "results", "clean"]
+            "docs", "results", "clean"]
 
 
 def copy_dev(folder):
@@ -98,7 +98,7 @@ class Arguments(DevTest):
             self.assertRegex(self.dev.HELP, rf"(?m)^  {command} ")
 
     def test_unknown_arguments_are_errors(self):
-        for words in ["clean --al", "results now", "setup --nvcc x", "format --chek", "format --jobs 2", "build --al", "test x",
+        for words in ["clean --al", "results now", "docs now", "setup --nvcc x", "format --chek", "format --jobs 2", "build --al", "test x",
                       "install", "fuzz --preset asan", "fuzz --cuda pip", "bench --runs", "run --nproc 2 digits"]:
             with self.subTest(words):
                 code, printed = self.call(*words.split())
@@ -206,6 +206,18 @@ class Setup(DevTest):
             self.assertEqual(installed.call_args_list, wanted)
         named = self.dev.lines_of(SCRIPT.parent / "cmake" / "requirements" / "apt-services.txt")
         self.assertLessEqual({"slurm-wlm", "munge", "buildah"}, set(named))
+
+
+class Docs(DevTest):
+    def test_docs_installs_doxygen_and_builds_the_site(self):
+        for words, folder in (([], self.root / "build" / "docs" / "html"), (["--output", "site"], "site")):
+            with mock.patch.object(self.dev, "install_system_packages") as installed, mock.patch.object(self.dev, "run") as ran:
+                code, printed = self.call("docs", *words)
+            self.assertEqual(code, 0, printed)
+            self.assertEqual(installed.call_args_list, [mock.call("apt-docs.txt")])
+            self.assertEqual(ran.call_args_list, [mock.call([sys.executable, self.root / "tools" / "docs" / "build.py", folder])])
+            self.assertIn(f"open {folder}/index.html", printed)
+        self.assertEqual(self.dev.lines_of(SCRIPT.parent / "cmake" / "requirements" / "apt-docs.txt"), ["doxygen"])
 
 
 class Sources(DevTest):

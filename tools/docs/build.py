@@ -26,6 +26,7 @@ import site_map
 from site_map import ROOT
 
 HERE = Path(__file__).resolve().parent
+BASES = ("weft::parallel::", "weft::rref::")  # their members are found under the names of derived classes
 INDEX = "search_index.js"
 
 
@@ -79,12 +80,18 @@ def title_of(path):
     return re.sub(r"[`*]", "", heading.lstrip("# ").strip())
 
 
+def page_groups():
+    """{title: names of pages} in the order of the navigation."""
+    names = site_map.pages().values()
+    groups = {title: [name for name in group if name in names] for title, group in site_map.GROUPS.items()}
+    listed = {name for group in groups.values() for name in group}
+    return {**groups, "More": [name for name in names if name not in listed]}
+
+
 def navigation():
     """The links to all pages and topics, in HTML."""
     names = {name: path for path, name in site_map.pages().items()}
-    groups = {title: [name for name in group if name in names] for title, group in site_map.GROUPS.items()}
-    listed = {name for group in groups.values() for name in group}
-    groups["More"] = [name for name in names if name not in listed]
+    groups = page_groups()
     links = {title: [(f"{name}.html", title_of(names[name])) for name in group] for title, group in groups.items()}
     reference = [(f"group__{topic.id.replace('_', '__')}.html", topic.title) for topic in site_map.topics()]
     links["Reference"] = [*reference, ("annotated.html", "All classes"), ("namespaces.html", "All namespaces")]
@@ -97,46 +104,46 @@ def navigation():
 
 
 def names_index(tags, folder):
-    """The search's entries for the names of the reference, from Doxygen's tag file."""
+    """The search's entries for the names of the reference, from Doxygen's tag file; by topic."""
     compounds = [compound for compound in ElementTree.parse(tags).getroot() if compound.get("kind") != "page"]
     classes = {one.findtext("name"): one for one in compounds if one.get("kind") in ("class", "struct", "union")}
-    about = {}  # address: summary
-    entries = []
+    text_of = {file.name: file.read_text() for file in folder.glob("*.html")}
+    entries = {}  # (name, address): [name, kind, address, text]
+    topics = {}  # file: place of its topic
 
     def add(name, kind, address):
-        if not any(entry[0] == name and entry[2] == address for entry in entries):
-            entries.append([name, kind, address, about.get(address, "")])
+        entries.setdefault((name, address), [name, kind, address, ""])
 
-    def add_members(compound, prefix, page=None):
+    def add_members(compound, scope, file=None):
+        """Adds the members under the scope's name, on the page `file` if they are there (also inherited ones are)."""
         for member in compound.findall("member"):
-            name = member.findtext("name")
-            file, anchor = member.findtext("anchorfile"), member.findtext("anchor")
+            name, anchor = member.findtext("name"), member.findtext("anchor")
+            page = file if file and f'id="{anchor}"' in text_of[file] else member.findtext("anchorfile")
             if member.get("protection") == "private" or name.startswith(("~", "operator")):
                 continue
-            file = page or file
-            if f'id="{anchor}"' not in (folder / file).read_text():
-                continue
-            full = name if name.startswith(prefix) or not prefix else f"{prefix}::{name}"
-            add(full, member.get("kind"), f"{file}#{anchor}")
+            if f'id="{anchor}"' in text_of[page]:
+                add(name if name.startswith(f"{scope}::") else f"{scope}::{name}", member.get("kind"), f"{page}#{anchor}")
 
     for compound in compounds:
         kind, name, file = compound.get("kind"), compound.findtext("name"), compound.findtext("filename")
         if kind == "group":
-            file = file if file.endswith(".html") else file + ".html"
+            file = file.removesuffix(".html") + ".html"
+            place = list(site_map.TOPICS.values()).index(compound.findtext("title"))
+            topics.update({file: place, **{classes[one.text].findtext("filename"): place for one in compound.findall("class")}})
             add(compound.findtext("title"), "topic", file)
-            macros = [member for member in compound.findall("member") if member.get("kind") == "define"]
-            for member in macros:
-                add(member.findtext("name"), "macro", f"{member.findtext('anchorfile')}#{member.findtext('anchor')}")
+            for member in compound.findall("member"):
+                if member.get("kind") == "define":
+                    add(member.findtext("name"), "macro", f"{file}#{member.findtext('anchor')}")
         elif kind == "namespace":
             add_members(compound, name)
         elif name in classes:
             add(name, kind, file)
-            add_members(compound, name)
-            for base in compound.findall("base"):  # its members are on this class's page too
-                inherited = classes.get(re.sub(r"<.*", "", base.text).strip())
-                if inherited is not None:
+            if not name.startswith(BASES):
+                add_members(compound, name, file)
+            for base in compound.findall("base"):
+                if inherited := classes.get(re.sub(r"<.*", "", base.text).strip()):
                     add_members(inherited, name, file)
-    return entries
+    return sorted(entries.values(), key=lambda entry: topics.get(entry[2].partition("#")[0], len(topics)))
 
 
 def plain(text):
@@ -148,8 +155,9 @@ def plain(text):
 def pages_index():
     """The search's entries for each section of each page."""
     entries = []
-    for path, name in site_map.pages().items():
-        title = title_of(path)
+    paths = {name: path for path, name in site_map.pages().items()}
+    for name in [name for group in page_groups().values() for name in group]:
+        path, title = paths[name], title_of(paths[name])
         for heading, anchor, text in pages.sections((ROOT / path).read_text(), name):
             words = title if heading is None else f"{title}: {plain(heading)}"
             entries.append([words, "page", f"{name}.html" + (f"#{anchor}" if anchor else ""), plain(text)])

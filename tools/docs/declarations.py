@@ -46,6 +46,7 @@ class Declaration:
     depth: int
     text: str  # without comments; bodies are {}
     name: str  # qualified: "weft::Future::get"
+    access: str
 
 
 @dataclass
@@ -124,6 +125,7 @@ def scan(text):
     found = Header()
     scopes = ["namespace"]
     names = []  # of the scopes
+    access = ["public"]  # in each scope
     opened = []  # for each brace: the offset behind it, and the declaration that it belongs to
     begin, words, parens = None, "", 0
     line, line_start, code = 1, 0, ""
@@ -132,7 +134,7 @@ def scan(text):
         nonlocal begin, words
         if begin is not None and scopes[-1] in ("namespace", "class"):
             name = "::".join([name for name in names if name] + [name_of(words)])
-            found.declarations.append(Declaration(begin, end, scopes[-1], len(scopes), words, name))
+            found.declarations.append(Declaration(begin, end, scopes[-1], len(scopes), words, name, access[-1]))
         begin, words = None, ""
 
     for match in TOKEN.finditer(text):
@@ -162,6 +164,7 @@ def scan(text):
                 scopes.append("value" if inside else scope_of(words))
                 opened.append((match.end(), begin, words, parens))
                 names.append(name_of(words) if scopes[-1] in ("namespace", "class") else "")
+                access.append("private" if scopes[-1] == "class" and head_of(words).startswith("class") else "public")
                 if scopes[-1] not in ("body", "value"):
                     begin, words = None, ""
                 parens = 0
@@ -169,6 +172,7 @@ def scan(text):
                 end_declaration(match.start())
                 scope = scopes.pop()
                 names.pop()
+                access.pop()
                 place, begin, words, parens = opened.pop()
                 words += "{}"
                 if scope == "body":
@@ -179,6 +183,7 @@ def scan(text):
             elif token == ";" and parens == 0:
                 end_declaration(match.end())
             elif token == ":" and words.strip() in ACCESS:
+                access[-1] = words.strip()
                 begin, words = None, ""
             elif scopes[-1] != "enum":
                 begin = match.start() if begin is None else begin

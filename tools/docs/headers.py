@@ -14,7 +14,8 @@ def escaped(text):
     """Plain text in which Doxygen finds no commands, tags or emphasis; `code` stays code."""
 
     def plain(part):
-        return re.sub(r"[\\@<>&%*]|(?<!\w)_(?=\w)|(?<=\w)_(?!\w)", lambda sign: "\\" + sign.group(), part)
+        part = re.sub(r"[\\@<>&%*]|(?<!\w)_(?=\w)|(?<=\w)_(?!\w)", lambda sign: "\\" + sign.group(), part)
+        return part.replace("file://", "file&#58;//")  # Doxygen would make it a link
 
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if index % 2 else plain(part) for index, part in enumerate(parts))
@@ -70,6 +71,8 @@ def is_behind_member(comment):
 
 def is_hidden(declaration):
     """True for declarations that no reader looks up."""
+    if declaration.access == "private":
+        return True
     text = " ".join(declaration.text.split())
     if re.search(r"= ?delete;?$|\boperator\b.*= ?default;?$", text):
         return True
@@ -208,9 +211,9 @@ class Converter:
         return None
 
     def edited(self):
-        """The text after all edits. Where edits overlap, the one that begins first wins, or the longer one."""
+        """The text after all edits. Where edits overlap, the one that begins first wins, or the longer."""
         result, place = [], 0
-        for start, end, new in sorted(self.edits, key=lambda edit: (edit[0], -edit[1])):
+        for start, end, new in sorted(self.edits, key=lambda edit: (edit[0], edit[0] != edit[1], -edit[1])):
             if start < place:
                 continue
             result += [self.text[place:start], new]

@@ -15,6 +15,11 @@ menu.addEventListener("click", () => {
   menu.setAttribute("aria-expanded", String(navigation.classList.toggle("open")));
 });
 
+// The last part of an entry's name; nothing for pages, which stay in their order.
+function last(entry) {
+  return entry[1] === "page" ? "" : entry[0].slice(entry[0].lastIndexOf("::") + 1);
+}
+
 // How well an entry fits, the lower the better; -1 if it does not fit. `asked` is in lower case.
 function rank(entry, asked) {
   const name = entry[0].toLowerCase();
@@ -32,9 +37,9 @@ function rank(entry, asked) {
 function search(text) {
   const asked = text.trim().toLowerCase().replace(/\(\)$/, "");
   if (!asked) return [];
-  return SEARCH_INDEX.map((entry, place) => ({ entry, place, rank: rank(entry, asked) }))
+  return SEARCH_INDEX.map((entry, place) => ({ entry, place, rank: rank(entry, asked), size: last(entry).length }))
     .filter((found) => found.rank >= 0)
-    .sort((a, b) => a.rank - b.rank || a.entry[0].length - b.entry[0].length || a.place - b.place)
+    .sort((a, b) => a.rank - b.rank || a.size - b.size || a.place - b.place)
     .slice(0, 30)
     .map((found) => found.entry);
 }
