@@ -27,6 +27,7 @@ from site_map import ROOT
 
 HERE = Path(__file__).resolve().parent
 BASES = ("weft::parallel::", "weft::rref::")  # their members are found under the names of derived classes
+DOXYGENS_SCRIPT = re.compile(r'<script type="text/javascript">.*?</script>\n?', re.DOTALL)
 INDEX = "search_index.js"
 
 
@@ -164,6 +165,20 @@ def pages_index():
     return entries
 
 
+def remove_leftovers(site):
+    """Removes what Doxygen writes for its own navigation and style: files, scripts in pages, pages without a link to them."""
+    texts = {file.name: DOXYGENS_SCRIPT.sub("", file.read_text()) for file in site.glob("*.html")}
+    reached, new = set(), {"index.html"}
+    while new:
+        reached |= new
+        new = {name for page in new for name in re.findall(r'href="([^"#]+)', texts[page]) if name in texts} - reached
+    for file in site.iterdir():
+        if file.name in reached:
+            file.write_text(texts[file.name])
+        else:
+            file.unlink()
+
+
 def build(folder):
     """Builds the site and puts it in the place of `folder`; returns Doxygen's exit code.
 
@@ -176,10 +191,8 @@ def build(folder):
         result = subprocess.run(["doxygen", "-"], input=settings(site, work), text=True, cwd=ROOT)
         if result.returncode:
             return result.returncode
+        remove_leftovers(site)
         index = names_index(work / "names.xml", site) + pages_index()
-        for file in site.iterdir():
-            if file.suffix != ".html":
-                file.unlink()  # Doxygen's style, scripts and pictures, which no page uses
         for file in ("style.css", "site.js"):
             shutil.copyfile(HERE / file, site / file)
         (site / INDEX).write_text(f"const SEARCH_INDEX = {json.dumps(index, ensure_ascii=False)};\n")
