@@ -127,6 +127,7 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
   // on some ranks.
   ShardedOptimizer(const Groups& groups, ProcessGroup group, const Make& make, ZeroOptions options);
 
+  // For Weft's own use.
   ProcessGroup& join_group() override { return group_; }
   void check_join() const override;
   void mirror_step(const JoinStep& step) override;

@@ -27,7 +27,8 @@ from site_map import ROOT
 
 HERE = Path(__file__).resolve().parent
 BASES = ("weft::parallel::", "weft::rref::")  # their members are found under the names of derived classes
-DOXYGENS_SCRIPT = re.compile(r'<script type="text/javascript">.*?</script>\n?', re.DOTALL)
+# In pages: scripts, and the link to a list for crawlers.
+DOXYGENS_OWN = re.compile(r'<script type="text/javascript">.*?</script>\n?|<a href="doxygen_crawl.html"[^>]*></a>', re.DOTALL)
 INDEX = "search_index.js"
 
 
@@ -65,6 +66,7 @@ def settings(folder, work):
             f"FILTER_PATTERNS = *.md={run_filter} *.h={run_filter}",
             f"STRIP_FROM_PATH = {ROOT}",
             f"USE_MDFILE_AS_MAINPAGE = {ROOT / 'README.md'}",
+            f"LAYOUT_FILE = {HERE / 'layout.xml'}",
             f"HTML_HEADER = {work / 'header.html'}",
             f"HTML_FOOTER = {HERE / 'end.html'}",
             # examples/README.md is a page, and not the description of its folder.
@@ -167,7 +169,7 @@ def pages_index():
 
 def remove_leftovers(site):
     """Removes what Doxygen writes for its own navigation and style: files, scripts in pages, pages without a link to them."""
-    texts = {file.name: DOXYGENS_SCRIPT.sub("", file.read_text()) for file in site.glob("*.html")}
+    texts = {file.name: DOXYGENS_OWN.sub("", file.read_text()) for file in site.glob("*.html")}
     reached, new = set(), {"index.html"}
     while new:
         reached |= new

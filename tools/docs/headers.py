@@ -189,7 +189,7 @@ class Converter:
             if declaration.depth < depth or "\n\n" in gap or re.search(r"\b(public|protected|private):", gap):
                 break
             end = self.with_comments(declaration)[1]
-        self.blank(block[0].start, end)
+        self.blank(self.line_start(block[0].start), end)
 
     def place_opening(self, opening, topic):
         """Gives the header's opening comment to the class that it introduces, else to the topic."""

@@ -23,12 +23,12 @@ TOPICS = {
     "error": "Errors",
     "version": "Version",
 }
-# A topic shows the headers that its public header includes, and these, which they include in turn.
-MORE_HEADERS = {
-    "group": ["engine/group/work.h", "kernels/reduce_op.h", "base/patience.h"],
-    "parallel": ["engine/ddp/ddp_options.h"],
-    "rpc": ["engine/call/types.h", "engine/rref/rref.h", "engine/rpc/operators.h", "engine/rpc/script.h", "engine/call/wait_all.h"],
-    "codec": ["engine/codec/values.h"],
+# A topic shows these headers first, and then the others that its public header includes.
+HEADERS = {
+    "group": ["engine/group/process_group.h", "engine/group/work.h", "kernels/reduce_op.h", "base/patience.h"],
+    "parallel": ["engine/ddp/ddp.h", "engine/ddp/ddp_options.h"],
+    "rpc": ["engine/rpc/agent.h", "engine/call/types.h", "engine/rref/rref.h", "engine/rpc/operators.h", "engine/rpc/script.h", "engine/call/wait_all.h"],
+    "codec": ["engine/codec/codec.h", "engine/codec/values.h"],
 }
 # They only make a compiler's error short.
 NOT_SHOWN = ["engine/codec/refusals.h", "engine/call/refusals.h"]
@@ -52,7 +52,7 @@ HIDDEN = {
         "weft::rref::expose_value", "weft::rref::refusal_of_copy", "weft::rref::unless_not_created", "weft::rref::until_answered",
     ],
     "how classes are joined, and what makes a compiler's error about wrong arguments short": [
-        "weft::parallel::JoinScope", "weft::parallel::LeadsTo", "weft::parallel::ShownModule", "weft::parallel::TakesOtherInputs",
+        "weft::JoinStep", "weft::parallel::JoinScope", "weft::parallel::LeadsTo", "weft::parallel::ShownModule", "weft::parallel::TakesOtherInputs",
         "weft::parallel::kShards", "weft::parallel::kTakes", "weft::parallel::module_of", "weft::parallel::refusal_of_forward",
         "weft::parallel::shown_module",
     ],
@@ -103,7 +103,7 @@ def topics(root=ROOT):
     for name, title in TOPICS.items():
         topic = Topic(name, title)
         included = INCLUDE.findall((root / topic.public_header).read_text())
-        for path in [path for path in included if (root / path).exists()] + MORE_HEADERS.get(name, []):
+        for path in HEADERS.get(name, []) + [path for path in included if (root / path).exists()]:
             if not (root / path).exists():
                 raise FileNotFoundError(f"tools/docs/site_map.py names {path}, which does not exist")
             if path not in taken:
