@@ -220,16 +220,27 @@ class Filter(unittest.TestCase):
             self.assertIn(anchor, text)
 
     def test_links_between_pages_become_references(self):
-        text = self.page("# A\n\n[a](rref.md) [b](data-parallel.md#checkpoints) [c](#here) [d](../LICENSE) [e](../README.md) [f](https://a.b/c)\n")
-        self.assertIn("[a](@ref rref) [b](@ref data_parallel-checkpoints) [c](@ref rpc-here) d [e](@ref index) [f](https://a.b/c)", text)
+        text = self.page("# A\n\n[a](autograd.md) [b](data-parallel.md#checkpoints) [c](#here) [d](../LICENSE) [e](../README.md) [f](https://a.b/c)\n")
+        self.assertIn("[a](@ref autograd) [b](@ref data_parallel-checkpoints) [c](@ref rpc-here) d [e](@ref index) [f](https://a.b/c)", text)
+
+    def test_words_of_a_link_stay_on_one_line(self):
+        self.assertIn("see [a b](@ref autograd) now", self.page("# A\n\nsee [a\nb](autograd.md) now\n"))
 
     def test_code_in_pages_is_left_alone(self):
-        text = "\n```cpp\nf<T>();  // @x [a](rref.md)\n```\n"
+        text = "\n```cpp\nf<T>();  // @x [a](autograd.md)\n```\n"
         self.assertEqual(self.page(text), text)
 
     def test_sections_have_their_own_text(self):
         text = "# Title\nintro\n## One\nfirst\n```\n# no heading\n```\n"
         self.assertEqual(pages.sections(text, "p"), [(None, None, "intro"), ("One", "p-one", "first\n```\n# no heading\n```\n")])
+
+    def test_links_of_pages_name_files_that_exist(self):
+        for path in site_map.pages():
+            text = re.sub(r"^ *```.*?^ *```|`[^`\n]*`", "", (ROOT / path).read_text(), flags=re.MULTILINE | re.DOTALL)
+            for _, target in pages.LINK.findall(text):
+                if not re.match(r"[a-z]+:|#", target):
+                    file = (ROOT / path).parent / target.partition("#")[0]
+                    self.assertTrue(file.exists(), f"{path} links to {target}")
 
     def test_every_hidden_name_exists(self):
         text = "\n".join((ROOT / path).read_text() for topic in site_map.topics() for path in topic.headers)

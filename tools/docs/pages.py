@@ -41,7 +41,7 @@ def convert_text(text, path, pages, topics):
     """Converts text outside of code blocks."""
 
     def link(match):
-        words, target = match.groups()
+        words, target = " ".join(match.group(1).split()), match.group(2)  # Doxygen's end with the line
         if re.match(r"[a-z]+:", target):
             return match.group()
         name = reference(target, path, pages, topics)

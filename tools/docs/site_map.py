@@ -66,11 +66,11 @@ MORE_PAGES = {
 }
 # The navigation's groups of pages. Pages of docs/ that none of them names stand under "More".
 GROUPS = {
-    "Guides": ["index", "building", "data_parallel", "launching", "rpc", "rref", "autograd", "backends", "environment"],
-    "In operation": ["looking_inside", "faults", "benchmarks", "cuda_graphs", "rdma"],
-    "From PyTorch": ["api_changes", "differences_from_pytorch", "compatibility"],
-    "Inside": ["architecture", "wire", "adding_a_transport", "glossary", "dependencies"],
-    "Project": ["releases", "changelog", "contributing", "security", "example_programs"],
+    "Guides": ["index", "start", "data_parallel", "launching", "rpc", "autograd", "backends", "environment", "cuda_graphs", "rdma"],
+    "From PyTorch": ["differences_from_pytorch"],
+    "In operation": ["looking_inside", "errors", "faults", "benchmarks"],
+    "Inside": ["architecture", "tour", "thread_model", "cuda_notes", "wire", "adding_a_transport", "decisions", "glossary"],
+    "Project": ["compatibility", "releases", "changelog", "contributing", "security", "example_programs"],
 }
 INCLUDE = re.compile(r"^#include <weft/([^>]+)>", re.MULTILINE)
 
