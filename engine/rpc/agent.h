@@ -45,9 +45,11 @@ class WEFT_API Agent {
   explicit Agent(std::shared_ptr<AgentCore> core, bool leaves_when_dropped);
 
   // Calls the function and waits for its result. Throws RemoteError if the function threw; Timeout,
-  // PeerLost, Caller. An overloaded function is named by static_cast<R (*)(P...)>(&f).
+  // PeerLost, Caller. The comment in the declaration says how to name an overloaded function:
+  // compilers show that line where the name is ambiguous.
   template <auto F, class... A>
-  Result<F> sync(const Destination& to, A&&... arguments) const {
+  auto sync(const Destination& to, A&&... arguments) const  // static_cast<R (*)(P...)>(&f)
+      -> Result<F> {
     if constexpr (detail::RefusalOfCall<F, /*stays=*/false, A...>::accept()) {
       return issue<F>(to, std::forward<A>(arguments)...).get_own();
     } else {
@@ -57,7 +59,8 @@ class WEFT_API Agent {
   // Calls the function and returns at once. The tensors of the arguments may still have to be sent
   // then: leave their memory alone until the future is done (docs/rpc.md).
   template <auto F, class... A>
-  Future<Result<F>> async(const Destination& to, A&&... arguments) const {
+  auto async(const Destination& to, A&&... arguments) const  // static_cast<R (*)(P...)>(&f)
+      -> Future<Result<F>> {
     if constexpr (detail::RefusalOfCall<F, /*stays=*/false, A...>::accept()) {
       return detail::tracked(issue<F>(to, std::forward<A>(arguments)...));
     } else {
@@ -67,7 +70,8 @@ class WEFT_API Agent {
   // Returns at once, with a reference to the result, which stays with the callee. Leave the tensors
   // of the arguments alone until created() of the reference is done.
   template <auto F, class... A>
-  RRef<Result<F>> remote(const Destination& to, A&&... arguments) const {
+  auto remote(const Destination& to, A&&... arguments) const  // static_cast<R (*)(P...)>(&f)
+      -> RRef<Result<F>> {
     if constexpr (detail::RefusalOfCall<F, /*stays=*/true, A...>::accept()) {
       using Naming = detail::NamingOf<F>;
       using Body = detail::FunctionBody<Naming::function>;

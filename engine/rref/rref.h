@@ -177,7 +177,8 @@ class Methods {
   // Runs a method of the value where the value lives, once it exists: &M::method, or a function
   // that takes M& first.
   template <auto F, class... A>
-  ResultOf<F, T> sync(A&&... arguments) const {  // overloads: static_cast<R (M::*)(P...)>(&M::f)
+  auto sync(A&&... arguments) const  // static_cast<R (M::*)(P...)>(&M::f)
+      -> ResultOf<F, T> {
     if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/false, A...>::accept()) {
       return issue<F>(std::forward<A>(arguments)...).get_own();
     } else {
@@ -186,8 +187,8 @@ class Methods {
   }
   // Like sync(), at once: returns a future of the result.
   template <auto F, class... A>
-  Future<ResultOf<F, T>> async(
-      A&&... arguments) const {  // overloads: static_cast<R (M::*)(P...)>(&M::f)
+  auto async(A&&... arguments) const  // static_cast<R (M::*)(P...)>(&M::f)
+      -> Future<ResultOf<F, T>> {
     if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/false, A...>::accept()) {
       return rpc::detail::tracked(
           until_answered(issue<F>(std::forward<A>(arguments)...), reference().handle()));
@@ -197,8 +198,8 @@ class Methods {
   }
   // Like sync(), at once: the result stays with the owner, and a reference to it is returned.
   template <auto F, class... A>
-  RRef<ResultOf<F, T>> remote(
-      A&&... arguments) const {  // overloads: static_cast<R (M::*)(P...)>(&M::f)
+  auto remote(A&&... arguments) const  // static_cast<R (M::*)(P...)>(&M::f)
+      -> RRef<ResultOf<F, T>> {
     if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/true, A...>::accept()) {
       using Naming = rpc::detail::NamingOf<F>;
       using Body = rpc::detail::MethodBody<Naming::function, T>;
