@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weft's own environment variables, read once; docs/environment.md lists them. Other code reads
 // only variables that belong to others: the rendezvous' (RANK, MASTER_ADDR, …), TMPDIR, those of
 // mpirun. weft-run also checks whether its workers' environment sets some of these.

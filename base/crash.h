@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Crash reports: a process that ends by SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT writes to stderr
 // which thread ended it, why, and which functions were running. Reports are off by default;
 // WEFT_CRASH_TRACE=on, which weft-run sets for its ranks, or report_crashes(), which weft::spawn

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two environment variables that the CUDA driver reads once, when it starts.
 //
 // CUDA_DEVICE_MAX_CONNECTIONS: a stream that waits for a flag holds back every stream that shares

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A point in time by which something must have happened. It is made once, by the outermost caller,
 // and passed down, so that a chain of calls shares one limit.
 #pragma once

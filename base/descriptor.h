@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Owns a file descriptor, and recognises errno values for a shortage of descriptors or memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Element types, by their libtorch meaning. The numbers go on the wire: append, never renumber.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one error type. A Blame sorts errors by the caller's best reaction, not by the part that
 // failed. Set-up throws errors; data calls deliver them through the Op; the public API throws when
 // a caller waits for a failed operation. Errors can be copied, and any thread may use them.

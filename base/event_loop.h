@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs callbacks for descriptors, timers, posted work and fences. The callbacks of one loop run one
 // at a time, so state that only they touch needs no lock.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The inside of EventLoop, for its two source files only: event_loop.cc has the functions that
 // others call; event_loop_turns.cc decides which thread turns the loop, what a turn does, and how
 // long the turning thread may sleep.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Says "these bytes are ready". A Fence is a recorded CUDA event or a host flag: a stream waits for
 // it, a host thread polls it or blocks on it. An empty Fence has passed. Once passed, it stays
 // passed. Copies share one source. Any thread may use it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A mutex for the whole process that fork() never leaves locked in the child. fork() locks all of
 // them in order and unlocks them in both processes, so the data that a mutex guards is consistent
 // in the child, even if other threads were changing it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Blocks on a 32-bit word with a deadline, which std::atomic::wait does not have.
 #pragma once
 

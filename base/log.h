@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes each message as one line to stderr: "weft 12:34:56.789 W rank 1 | text". WEFT_LOG sets the
 // level. Any thread may log.
 #pragma once

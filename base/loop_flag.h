@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A flag that a loop's handlers raise. A thread that blocks on it turns the loop itself meanwhile,
 // because a wake-up by the loop's thread would cost 40 µs.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The result of every data call: (Slice, Pin, …, Fence ready) -> Op, noexcept. The fence done()
 // passes when the bytes have arrived or may be reused; after that, error() says whether they are
 // good. A failed Op also passes its fence, so no stream ever hangs on it. The call's Pin is held

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decides when a wait for another rank or worker is reported: no wait stays silent, and none fills
 // the log. For one thread at a time.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Either a value or an Error, for calls that fail in ordinary operation (parsing a peer's bytes).
 // value() throws the error.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tells the user which resource the process has run out of, and how to get more.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names memory on any device without owning it, and keeps it alive.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes a thread's stack as text, for processes that have crashed. It works in signal handlers: it
 // allocates nothing from the heap and takes no lock except the loader's.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A move-only callable without arguments, for loops to run and fences to call.
 // (std::move_only_function is C++23.)
 #pragma once

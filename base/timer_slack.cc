@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <sys/prctl.h>
 
 #include <weft/base/timer_slack.h>

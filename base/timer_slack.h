@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Timer slack: how late the kernel may end a thread's sleep, so that one wake-up serves several
 // threads. The default is 50 µs.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The name of a type as C++ spells it, for messages: "weft::Error".
 #pragma once
 

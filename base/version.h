@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The version of Weft: the macros say which headers a program was compiled with, version() which
 // library it runs with. CMakeLists.txt reads the three numbers, so this file is the only place that
 // states them. Any thread.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Finds libtorch inside a torch wheel or a libtorch archive. Defines these targets:
 #
 #   weft::libtorch        headers, libtorch_cpu and libc10

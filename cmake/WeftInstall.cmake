@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake --install installs the library, the headers and the programs, so that a user's
 # find_package(weft) provides the target weft::weft. The folder may be moved, because neither the
 # library nor CMake's files contain its path.

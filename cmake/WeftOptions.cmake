@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Options: what to build, and with which dependencies. AUTO prints its choice; ON without the
 # dependency is an error that says what to install.
 

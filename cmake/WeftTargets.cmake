@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The functions with which every folder declares its targets.
 
 # Sources write #include <weft/cuda/stream.h>. In the tree, this link to the root resolves it, and

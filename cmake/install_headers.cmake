@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Runs when Weft is installed: copies include/weft, and the headers of the tree that those include
 # directly or indirectly, from the folder ${source} to ${destination} below the prefix. Other
 # headers are left out, because libweft.so exports none of their symbols.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One GPU as this process uses it: its primary context (which libtorch and NCCL also use), its
 // properties, and the parts that all work on it shares, such as the pool of events and the
 // retirement.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every function of the CUDA driver that Weft uses, in one table filled by dlopen. So a program
 // built with CUDA starts on a machine without it, and the tests fill the same table with a fake. No
 // other part of Weft calls CUDA.

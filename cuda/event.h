@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Events: points in a stream that other streams wait for and the host queries. They are used
 // through the Fence that cuda::record(stream) returns (fence.h).
 #pragma once

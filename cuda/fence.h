@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA half of Fence: a recorded event. (Flags that streams wait for or raise are in
 // flag_pool.h.)
 #pragma once

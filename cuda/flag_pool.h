@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Flags in mapped pinned memory, in both directions: the host raises one and streams wait for it,
 // or a stream raises one and the host polls it. Polling is a load, where querying an event is a
 // call of the driver.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory and events that processes of one host share. (Reference: the CUDA driver API,
 // "IPC".)
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels from an embedded image, launched through the driver's table. They do not use the CUDA
 // runtime, so the tests' fake driver sees every launch.
 //

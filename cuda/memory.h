@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory, and copies and fills in stream order. (Pinned host memory is in pinned.h.)
 #pragma once
 

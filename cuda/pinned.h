@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pinned host memory: page-locked, mapped into every GPU's address space, portable between
 // contexts. Asynchronous copies and stream memory operations need it. Allocating it takes
 // milliseconds and freeing it waits for the whole device, so a pool keeps it in slabs and hands out

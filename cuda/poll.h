@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Waits on the host for something that is not signalled: an event, or a word that a GPU writes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPU memory that a NIC reads and writes directly (GPUDirect RDMA). (Reference: the CUDA driver
 // API, cuMemGetHandleForAddressRange and cuFlushGPUDirectRDMAWrites.)
 #pragma once

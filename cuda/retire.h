@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Frees CUDA resources later. The driver's calls that free pinned memory or unload code wait for
 // the whole device, and a destructor must not wait. The owner instead hands over a task that frees
 // the resource, with the fence of its last use; the task runs later, in a place that may block.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Records for the timeline what a stream does between two points: two timed events, with the
 // device's clock related to the host's. Records nothing without a timeline. Never blocks or throws:
 // a span that cannot be recorded is not shown.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams, as a view and as an owner. Work enqueued on a stream runs in the order of the calls.
 // Nothing here makes the host wait for it; record(stream).synchronize(deadline) in fence.h does.
 //

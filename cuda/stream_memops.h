@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stream memory operations: a stream waits until a 32-bit word has a value, or writes one. The
 // GPU's front end executes them without a host thread or a kernel. The word is in device memory or
 // in mapped pinned memory and is named by its device address, 4-byte aligned.

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # The digits under Slurm: one task a rank. Weft's env:// reads SLURM_PROCID and SLURM_NTASKS by itself.
 #
 #   sbatch --nodes=2 --ntasks-per-node=2 docker/slurm.sh ./build/dev/bin/digits --epochs 1

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The argument checks of both implementations. On a GPU a wrong address ends the whole context, so
 // this refuses every mistake that can be seen beforehand, as a Caller error that names the call and
 // the slice.

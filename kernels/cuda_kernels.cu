@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every kernel of kernel_list.h.
 
 #include <weft/kernels/kernel_list.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations of kernels.h on one GPU, in stream order. Nothing here makes the host wait: a call
 // checks its arguments, enqueues, and returns. The memory must live until the stream has executed
 // the work.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The element functions of the data path: each combines one element of each array. One CPU loop
 // (host_loop.h) and one CUDA grid (segments.h) run them, so both give the same result bit for bit
 // (except NaN payloads). For that, these sources are compiled without contracting a * b + c into

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two 16-bit floating-point types as bits, and their conversions: they round to nearest even
 // and keep subnormals; NaN stays NaN (its payload is undefined). The conversions have no branches
 // on the host, so loops over them vectorise; on a GPU each is one instruction.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one CPU implementation: a loop over elements, compiled once for every processor and once for
 // those with AVX2 and F16C; the choice is made at run time. Both give the same bits, because
 // neither contracts a * b + c.

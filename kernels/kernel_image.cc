@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/kernels/kernel_image.h>
 
 // WEFT_KERNEL_IMAGE is the fatbin's path, set by CMake. The image is aligned because

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The compiled kernels (cuda_kernels.cu), linked into the library as bytes.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every CUDA kernel: its name without the prefix weft_, and its operation. The .cu files define the
 // kernels from these lists, CudaKernels loads and launches them by these names, and tests run them
 // on the host.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data path's arithmetic on the CPU: packing gradients into a bucket and unpacking them,
 // reducing, casting. CudaKernels (cuda_kernels.h) has the same operations for a stream; both run
 // the element functions of elements.h and give the same bits.

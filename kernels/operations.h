@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The code that the CPU and the CUDA implementation share: the checks, the choice of the operation
 // for given element types, and the loop over the tensors. Each entry point takes an Executor, which
 // has

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arguments of an optimizer step. Options have the names and meanings of torch.optim.
 //
 // Parameters and state have one type: fp16, bf16, fp32 or fp64. Gradients have the same type, or

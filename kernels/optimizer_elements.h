@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The element functions of the optimizer steps: SGD and Adam as torch::optim computes them, in one
 // pass over memory. Operations are in libtorch's order, so fp32 and fp64 results differ from
 // libtorch's only by its fused multiply-adds. fp16 and bf16 are computed in fp32 and rounded once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How collectives combine the elements of several ranks, and which element types an operator
 // supports.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one CUDA implementation: a grid over the elements of many tensors, in one launch. The host
 // fills a Launch, which is the kernel's only parameter; every block runs run_block. All of it is
 // plain code for both host and device, so tests run the same grid on the host.

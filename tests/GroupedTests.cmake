@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # ctest reads this once for each test executable (executable, labels, timeout, prefix, alone,
 # sanitized are set). It adds one ctest test for each suite and setting: a process with libtorch
 # starts in half a second, under a sanitizer in one, which is longer than most tests run. ./dev test

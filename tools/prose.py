@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures the language of the tree: how plain comments, test names and documents are.
 
 usage: prose.py [--at COMMIT] [--list {comments,names,columns}] [FOLDER ...]
@@ -23,7 +24,7 @@ from pathlib import Path
 
 SOURCE = re.compile(r"\.(h|cc|cu|cuh)$")
 DOCUMENT = re.compile(r"^(README\.md|docs/.*\.md)$")
-COMMENT = re.compile(r"(?:^|\s)//+(.*)$")
+COMMENT = re.compile(r"(?:^|\s)//+(?! SPDX-)(.*)$")
 VAGUE = re.compile(r"\b(who|whom|whose|what|whatever|whoever)\b", re.IGNORECASE)
 # A noun in front of "who" or "whose" is its antecedent; these words are none.
 NO_ANTECEDENT = set(

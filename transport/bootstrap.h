@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small key-value store that all ranks of a group see, through which they find each other before
 // they are connected. The engine implements it over c10d's stores, tests in memory. Keys are
 // already prefixed for the group. Thread-safe.

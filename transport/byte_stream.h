@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A pair of non-blocking byte streams to one peer, which a transport implements and
 // StreamConnection uses. TCP is one, a ring in shared memory is another; encryption could be
 // layered over either. One thread may read while another writes; each direction is used by one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A collective as one value, which every Communicator takes and every layer below passes on.
 #pragma once
 

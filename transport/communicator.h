@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The collectives of one group. All its ranks call the same operations in the same order. Every
 // operation has the form
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An ordered connection to one peer. A message is a small header and any number of payload slices.
 // It is received in two phases: the receiver sees the header and the payloads' sizes, then names
 // destinations, and the payloads are written there. Until it has named them the rest of the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/transport/fenced_queue.h>
 
 namespace weft::transport {

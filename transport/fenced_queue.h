@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Starts host operations in the order in which they were issued, each once its `ready` fence has
 // passed. An operation that is ready starts at once on the caller's thread. Otherwise it starts on
 // the loop when its fence passes, and everything behind it waits in line, so that all ranks start

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes of a connection, as docs/wire.md specifies them: a preamble, then messages, then a
 // goodbye. Pure functions over untrusted bytes: every size is checked against the limits before
 // memory is allocated for it.

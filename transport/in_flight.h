@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations of a device communicator that are enqueued on one stream and not yet done. No
 // callback tells the host when an event passes, so the loop polls the oldest one every few
 // microseconds: when it is done, InFlight finishes its Op and releases its Pin. When all are done

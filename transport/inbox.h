@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The receiving half of a StreamConnection: finds the messages in the stream, shows each to the
 // handler, and moves its payloads to the destinations that accept() names. accept() and refuse()
 // are thread-safe; everything else runs on the loop.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Encodes and decodes numbers on the wire (docs/wire.md) as little-endian, on every machine.
 // Callers check lengths.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/transport/little_endian.h>
 #include <weft/transport/memory_region.h>
 

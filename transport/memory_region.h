@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One-sided writes: a peer writes bytes into memory that its owner has exposed; the owner takes no
 // part and is not notified. Connection::one_sided() gives access where the connection supports them
 // (Capabilities::one_sided).

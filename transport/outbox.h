@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sending half of a StreamConnection. A message that can be written is written at once, on the
 // thread that calls send(), and needs no allocation; otherwise it waits in line and the loop writes
 // it. send(), put(), expose(), reach() and refuse() are thread-safe; everything else runs on the

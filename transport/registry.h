@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backends of this build: a table that CMake generates from the folders of transport/.
 #pragma once
 

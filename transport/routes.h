@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chooses the transport to a peer. Each side offers its addresses, one for every transport on which
 // it listens. Of the transports that both have, the one with the highest preference is used;
 // Connection::transport() names it.

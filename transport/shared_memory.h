@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that processes of one host share: a file without a name (memfd), whose descriptor is
 // passed on, or opened through /proc. It is allocated completely at the start, and sealed so that
 // nobody can shrink it under a process that has mapped it: so no access faults later.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives of device memory over a communicator of host memory (Gloo). They copy through pinned
 // memory, in stream order.
 //

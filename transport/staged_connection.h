@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connections that carry device memory over connections that carry host memory (tcp, shm, inproc).
 // They copy through pinned memory, in stream order. Both ends must be made this way:
 // transport/staged_frame.h says how messages are written.

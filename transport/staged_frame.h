@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a connection that carries device memory encodes its messages as messages of the connection
 // below it (docs/wire.md). Every message below begins with a byte that says its kind:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The receiving half of a staged connection. It shows messages from the connection below to the
 // handler and moves the payloads to the destinations that accept() names. Payloads for device
 // memory land in a pinned chunk first, and a stream copies them on.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sending half of a staged connection. A message of host memory that fits into one piece is
 // sent directly on the connection below if nothing waits in line. Any other message is cut into
 // pieces. A stream copies pieces of device memory into pinned chunks at once, as far as chunks are

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of staging through pinned memory: Stage holds the GPUs of a process and the pools that
 // connections share for them; Chunks are the pinned chunks of one direction of a connection;
 // CopyStream copies between those and a GPU. Thread-safe.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A Connection over any ByteStream. It implements connection.h once; a transport that moves bytes
 // implements only ByteStream. docs/wire.md specifies the bytes.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The training step to which an operation belongs. Ranks compare it with the rest of a call if
 // their communicator compares_calls().
 #pragma once

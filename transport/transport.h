@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A backend: one folder under transport/ with a CMakeLists.txt and one open(). CMake finds the
 // folders and generates the table that registry.h shows; nothing else names a backend.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Unix sockets on which processes of one host pass descriptors to each other (shm passes its
 // segments, cuda_ipc GPU memory). A listening socket has a name in the file system only for a
 // moment; afterwards peers reach it through its owner's /proc/<pid>/fd, so that a killed process

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/engine/autograd/autograd_context.h>
 #include <weft/engine/autograd/backward.h>
 #include <weft/engine/autograd/context.h>

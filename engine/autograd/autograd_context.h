@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Distributed autograd. Inside an AutogradContext the graph of a computation continues through
 // remote calls. backward() runs all of it, on all workers; each gradient stays on its parameter's
 // worker, in the context. See docs/autograd.md.

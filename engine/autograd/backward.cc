@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <ATen/ops/ones_like.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/variable.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Begins a backward pass at its root, on the worker that has the loss.
 #pragma once
 

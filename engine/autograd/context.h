@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One worker's record of one autograd context: the messages recorded in it, the workers that it was
 // passed to, its passes and their gradients. Thread-safe.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/contexts.h>
 #include <weft/engine/autograd/execution_context.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The autograd contexts that one agent knows. Thread-safe; nothing here blocks.
 #pragma once
 

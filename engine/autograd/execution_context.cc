@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <c10/core/GradMode.h>
 
 #include <weft/engine/autograd/context.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The autograd context of a thread. It follows calls, continuations and coroutines as the agent
 // does.
 #pragma once

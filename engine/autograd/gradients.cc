@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <ATen/ops/add.h>
 #include <ATen/ops/clone.h>
 #include <c10/core/GradMode.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradients by parameter, in the order in which they first came. Those on GPUs may not have been
 // computed yet: every function that returns one makes the current stream wait for it. Not
 // thread-safe; the owner locks.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The local part of a backward pass: finds the nodes that have to run, tells when a node has all of
 // its gradients, and runs it.
 //

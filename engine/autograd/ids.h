@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names of contexts, passes and messages between workers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Warns once in a process that gradients end at a tensor that came from a call outside of any
 // AutogradContext.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The messages of workers about contexts and passes. They are ordinary calls of Weft's own
 // functions.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Backward passes that a node runs within itself, such as activation recomputation, whose
 // backward() computes a part of the forward pass again and calls backward() for it. libtorch's
 // engine runs these and writes leaves' gradients to `.grad`; in a context they belong to the pass.

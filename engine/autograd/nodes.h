@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two ends of a message in the autograd graph. At the sender of tensors that require grad, a
 // SendNode has the edges to the graph that made them; at the receiver, a RecvNode is their gradient
 // function. Gradients that reach the RecvNode are sent back and leave the SendNode.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One backward pass, as one worker runs it. Gradients of messages that were sent from here arrive
 // one by one, each on a thread of the thread pool, which runs the nodes that they make ready.
 // Gradients of messages that came here are sent as soon as their RecvNode runs. The pass has ended

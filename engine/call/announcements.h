@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Announcements: workers that come and go tell each other, through the job's store, that one has
 // joined, left or been lost. Each announcement is a key of its own, numbered from 1. A follower
 // blocks until the next key exists, so nobody polls. A worker's record (records.h) is written

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reports of long waits: when a thread has waited long for the result of a call, this worker asks
 // the callee how far the call is, and logs the answer on stderr. Each wait report is one line per
 // worker, for the call that has been waited for longest.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bodies: a body is the part of a call that runs. It names the types of its arguments and its
 // result, a future that it may have to wait for, and how it runs. FunctionBody runs a function;
 // rref/body.h has the bodies that run a method on the value behind an RRef, and a constructor.

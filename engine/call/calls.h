@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a body becomes a call: its entry in this process's table of functions, the calling side and
 // the serving side.
 #pragma once

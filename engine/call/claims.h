@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Claims: how a worker that comes and goes takes a rank and a name. The worker claims a rank with
 // its own record and a name with a reference to that record, both put into the store by
 // compare-and-set. A worker that finds one taken can therefore ask the holder whether it lives: a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Workers that come and go: how a worker hears of the others, and how it reacts when one is lost.
 // Each worker watches those of the next lower and the next higher rank by a connection. If a
 // watched worker does not answer liveness probes, its watcher declares it lost in the job's store.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state of one agent: its event loop and threads, the workers that it knows, its connections,
 // its outgoing and its incoming calls. Usable from every thread.
 #pragma once

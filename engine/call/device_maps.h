@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device maps: the device to which a worker's tensor is sent, by the rules in
 // rpc::Options::device_maps and devices. Without an entry, host memory goes to host memory and a
 // GPU's tensor is refused. Results go by the inverse of the caller's map. The semantics are those

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The directory: the workers of a job and where each listens, kept in the store that the workers
 // share. Functions block on the store, at most until a deadline. Usable from every thread.
 #pragma once

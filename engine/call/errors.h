@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors of calls and references beyond weft::Error, usable without the rest of RPC.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The extension point of calls. References (engine/rref) and distributed autograd (engine/autograd)
 // are built on calls: they plug in here, and nothing in engine/call knows them otherwise. The
 // facade (engine/rpc) gives an agent one extension of each kind when it makes the agent.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The identity of a function between processes: its qualified name with template arguments, as a
 // reader would write it, and its signature, as the C++ ABI spells it. g++ and clang spell both
 // alike. A function enters this process's table when the program starts, if anything in the program

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Limits on the calls in flight from one worker to another, and on their bytes. A call is in flight
 // while it is unanswered where it was made, and while it runs or waits where it has arrived. One
 // call too many fails with Busy on either side. It is not left unread, because earlier calls may

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One incoming call: starts the function when it may run, and sends its result.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Liveness probes: a worker is asked whether it still lives when a connection to it has ended or it
 // does not answer, if anything here depends on it. A worker that does not answer a probe is lost,
 // and everything that it holds ends.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sends and receives whole messages over a connection: head, table, body and storages leave in one
 // send and are put together again on the other side.
 #pragma once

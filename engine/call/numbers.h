@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ids by which all workers know the contexts, passes and references of one worker.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls that wait so long for a thread that their time may be over first. The callee tells the
 // caller, so that the error there names the cause.
 #include <weft/base/log.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The connections of one agent: one to each worker that it calls, made at the first call, by which
 // calls are sent and replies arrive (Peer); and one from each worker that calls it (Inbound). So
 // the two sides need not agree which of them connects.

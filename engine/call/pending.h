@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The outgoing calls of one agent that wait for their replies.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The other workers of a job in which workers come and go, as far as this one has heard, and the
 // news of them for the program. Usable from every thread. Nothing here blocks but the program's
 // callbacks.

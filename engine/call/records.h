@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The records of workers in the job's store (docs/wire.md, "The job's store"). All workers write
 // there, so every record that is read is checked.
 #pragma once

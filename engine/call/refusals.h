@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Refusals by the compiler: functions that cannot be called remotely, and arguments that they
 // cannot take. See future/refusal.h.
 #pragma once

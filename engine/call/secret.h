@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options::secret. Both ends of a connection prove that they know it before either reads anything
 // else from the other. docs/wire.md has the bytes.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graceful shutdown. The lowest rank decides: the others call it and wait for its reply. Once all
 // have called, it asks every worker for its activity, again and again, until two successive rounds
 // find all idle and no call issued in between. A call on its way counts as waiting at its caller,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The threads of an agent. One of them turns the loop. When a turn brings calls, the same thread
 // runs them, outside the turn: to hand them to another thread would cost a wake-up, 20 to 40 µs on
 // a virtual machine. Meanwhile a lookout wakes every 200 µs for as long as there is work. It takes

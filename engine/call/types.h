@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Types that programs use with RPC: workers, destinations, options, errors. The calls are in
 // agent.h.
 #pragma once

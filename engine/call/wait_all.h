@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Waiting for several calls without keeping their futures: torch.distributed.rpc's _wait_all.
 //
 //   const auto calls = rpc::wait_all([&] {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The head of every message between agents (docs/wire.md): a fixed part, then a table of the
 // storages that follow as payloads, then the msgpack body. A body that is too large for a
 // connection's header is the first payload instead. Peers are not trusted: every field is checked.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints: files from which a job continues after it has ended, for any reason.
 //
 //   const std::vector<weft::checkpoint::Part> parts = {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint as a file: bytes of any kind, then a line with their number and SHA-256. A reader of
 // zip archives, as libtorch's are, ignores that line. One thread at a time. Errors name the file
 // and the fix; a full disk is Busy.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes and reads the parts of a checkpoint's archive. Internal.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes that msgpack writes. Grows as needed and does not clear fresh memory.
 #pragma once
 

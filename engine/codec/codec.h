@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weft::encode and weft::decode: the form in which arguments and results travel, for use outside of
 // calls. They take a value of any type that a remote function may take, tensors among them; RRefs
 // travel only in calls. Shapes, strides, dtypes, devices and requires_grad are kept; only the used

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // msgpack converts into an existing object, so each value is made before it is decoded. A type
 // without a default constructor (c10::Device, and pairs, tuples, arrays and variants that begin
 // with one) is made blank. Containers of such types are decoded element by element here, since

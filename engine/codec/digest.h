@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The SHA-256 of a sequence of bytes. One thread at a time.
 #pragma once
 

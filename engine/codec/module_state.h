@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parameters and buffers of a module, as a value that travels.
 #pragma once
 

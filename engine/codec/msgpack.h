@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // msgpack-cxx as Weft uses it, and the packer type of all of Weft's adaptors.
 #pragma once
 

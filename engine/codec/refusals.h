@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reasons why a value cannot travel, each as a compiler's error; see future/refusal.h.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // With WEFT_DEBUG=detail: remembers the state of a message's tensors when it was packed, to find
 // those that the program changes while their bytes are being sent. The receiver would get old and
 // new bytes in one tensor.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One message while it is written or read: the msgpack body, and the payloads that travel beside
 // it. msgpack's adaptors take no context, so each thread knows the stream that it is writing or
 // reading.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors of one message: their descriptions go into the msgpack body, and their storages travel
 // beside it. Of a storage only the ranges that some tensor uses are sent, each once: ranges that
 // overlap or touch as one part, others apart. So shared storage stays shared, and views stay views.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Adaptors for values beyond those that msgpack-cxx carries itself (numbers, strings, vector,
 // array, map, set, tuple, pair, optional): tensors, libtorch's small values, enums, variants,
 // durations, and structs by WEFT_FIELDS.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reducer's hooks on the gradient accumulators of a model's parameters. They are the nodes of
 // libtorch's graph that write .grad, so they also say which parameters a graph or a backward
 // reaches. The reducer owns it, and the reducer's mutex guards it. Nothing here blocks.

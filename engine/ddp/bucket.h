@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans which gradients travel together. Touches no tensors.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <ATen/ops/view_as_real.h>
 
 #include <weft/engine/ddp/comm_hooks.h>

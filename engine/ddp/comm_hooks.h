@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Communication hooks: functions that reduce a bucket of gradients in place of the built-in
 // all-reduce. A hook gets the bucket's local, undivided sum and returns a future of the average; it
 // divides by the number of ranks itself.

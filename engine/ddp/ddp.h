@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel: one module replicated on every rank of a group. Each rank computes on
 // its own inputs; gradients are averaged over the ranks while the backward pass still runs.
 // Semantics of torch.nn.parallel.DistributedDataParallel.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chooses the group that carries a model's tensor. A group's communicator carries tensors of one
 // GPU. For a model on several GPUs there is one more group, of the same ranks, for each further
 // GPU, so that the buckets of all GPUs travel at the same time.

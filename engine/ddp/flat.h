@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors that travel together as one: cut into pieces, packed back to back, and unpacked again.
 #pragma once
 

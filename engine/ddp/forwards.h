@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The forwards that a DistributedDataParallel has made, as the reducer knows them: those that a
 // backward may still reach, and how many of them were steps.
 //

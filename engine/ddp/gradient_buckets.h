@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The buckets in which gradients travel: their memory, and the collectives that reduce them. Knows
 // the parameters, not which backward brings their gradients: the reducer says when a pass begins,
 // and brings one gradient after the other.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One pass: the averaging of every parameter's gradient once, over one or several backwards of one
 // forward. Decides when a bucket is launched, which parameters count as unused, and what becomes of
 // the gradients at the end. Does not know which backward brings a gradient: the reducer does.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Training with inputs that run out sooner on some ranks than on others. Semantics of
 // torch.distributed.algorithms.Join.
 //

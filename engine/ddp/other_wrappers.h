@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Other DistributedDataParallel of one module in this process: a module may have two wrappers, and
 // both are called for each of its gradients.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks that the ranks of a DistributedDataParallel still have the same parameters. They start
 // with rank 0's and apply the same averaged gradients, so they keep the same bits unless the
 // program changes something on one rank alone: an optimizer with other options or another state,

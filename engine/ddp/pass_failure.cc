@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/ddp/model_state.h>
 #include <weft/engine/ddp/pass_failure.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether the reducer's pass has failed, and why. A pass that has failed cannot be continued: the
 // other ranks may have sent and received anything meanwhile.
 //

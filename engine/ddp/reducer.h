@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Averages gradients over the ranks while the backward pass still computes the next ones. Internal
 // to DistributedDataParallel: knows parameters and buckets, not modules.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reducer's record of past passes: which parameters they used, how often, and in which order
 // their gradients came. Internal to the reducer, whose mutex guards it. ArrivalOrder::take() blocks
 // until rank 0's order has come; nothing else blocks.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <weft/engine/autograd/pass.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backward that runs, as the reducer knows it: whether it is to synchronise, and which
 // gradients it brought before that was known. libtorch does not say when a backward begins, and it
 // says nothing at all when an exception ends one: the reducer learns both from what lives as long

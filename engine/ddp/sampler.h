@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deals the examples of a data set out to ranks.
 #pragma once
 

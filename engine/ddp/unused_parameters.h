@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parameters for which a pass brings no gradient: zeros are averaged in their place, and a
 // parameter that no rank uses has the same gradient after the pass as before it.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The executor of futures that an agent completes: the event loop that delivers their results,
 // which a thread that blocks on such a future drives meanwhile, and threads that may block, which
 // run continuations. Also the execution context, which follows a call through continuations,

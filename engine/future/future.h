@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Future<T>: a value that arrives later. Promise is the side that sets it. Copies share one state;
 // usable from every thread. Semantics of torch.futures.Future, as typed C++: then() makes a new
 // future, on_done() only observes, get() blocks. The first error wins.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Refusals: misuses of the typed API, each of which the compiler reports as one error, of one
 // sentence, on the user's line. Each is a struct whose accept() has the sentence:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The executor that owns this thread, independent of the call that it works for.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the folders above group/ may do with a group beyond its public handle: they reach nothing
 // else of its core. Internal.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks of arguments, done before anything is sent. All throw Caller with the given value and the
 // requirement.
 #pragma once

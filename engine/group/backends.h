@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parses ProcessGroupOptions::backend: which backend carries which device.
 #pragma once
 

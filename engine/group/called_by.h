@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The user's call to which the operations of this thread belong. Errors and wait reports name it in
 // front of the operation ("checkpoint::save: all_gather_into #1"), which the user has never called.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The backends of one group, by device: which one carries the tensors of which device, and the
 // communicators that have been made so far.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Throws an error of one rank on all ranks. Internal.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the continuations of a job's operations (Work::future()) on threads that may block.
 // Operations end on the backends' threads: a continuation that waited there for another operation
 // would wait for itself.

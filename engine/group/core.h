@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The implementation behind a ProcessGroup: the parts of a group, each with a header of its own,
 // and what all of them use. Internal.
 //

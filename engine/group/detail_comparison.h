@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WEFT_DEBUG=detail over backends whose messages do not describe the call: ranks exchange
 // descriptions of their calls in the store and compare them.
 //

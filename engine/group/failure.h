@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How one group fails: the first error that breaks it, the errors that nobody has seen, and what
 // they mean. One rank's lost connection is another rank's death, so errors are explained before
 // they are told.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives that autograd sees: they return new tensors, and their backward passes communicate
 // too, so that a loss on one rank reaches the tensors that other ranks have passed. Semantics of
 // torch.distributed.nn.functional.

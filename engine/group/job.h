@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What all groups of one init_process_group share, and what one group is made with. Internal.
 #pragma once
 

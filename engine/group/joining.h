@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a rank meets the other ranks of a group: when the group is made, and when the first operation
 // on a device makes the communicator for it. Finds out which ranks are missing, and why a rank will
 // not come.

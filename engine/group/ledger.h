@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts the operations that this rank has begun and completed in one group, and knows which ranks
 // are leaving it. A rank that drops its group may still have bytes on the way to others, and
 // closing the connections would throw them away. So it tells the others how far it came, and leaves

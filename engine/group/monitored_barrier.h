@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The barrier over the store that names the ranks which do not come.
 //
 // Rank 0 counts the rounds that it has closed, so a rank that missed one is not behind in the next.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts what ranks of a group do in the same order, so that they agree on a number without sending
 // anything. Thread-safe; nothing blocks.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives and messages of values: anything that weft::encode takes (weft/codec.h), each of its
 // own size. Semantics of torch.distributed's object collectives, without pickle: the receiver names
 // the type, which must be the sender's. Another type, and malformed bytes, throw Caller.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The description of a collective that a rank wants to issue. Internal.
 #pragma once
 

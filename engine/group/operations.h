@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Issues the operations of one group: orders and numbers them, keeps what has not ended, and what
 // other ranks can compare.
 //

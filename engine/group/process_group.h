@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 // ProcessGroup: ranks and the operations among them. Semantics of torch.distributed's process
-// groups; differences are in docs/differences-from-pytorch.md. There is no default group: the object
-// is passed to the code that needs it.
+// groups; differences are in docs/differences-from-pytorch.md. There is no default group: the
+// object is passed to the code that needs it.
 //
 // Order: all ranks of a group issue the same collectives in the same order. A group may be used
 // from every thread of its rank; calls are then ordered as they arrive. Only init_process_group,

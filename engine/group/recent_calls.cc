@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <string_view>
 
 #include <weft/engine/group/recent_calls.h>

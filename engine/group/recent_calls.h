@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The last collectives of this rank, in the terms in which other ranks compare theirs of the same
 // number. Operations owns it. Thread-safe; nothing blocks.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sum of sparse COO tensors over the ranks of a group: the concatenation of their entries,
 // coalesced. Ranks first exchange their numbers of entries, since the others must make room for
 // them. Internal to all_reduce and to DistributedDataParallel, which does other work between the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Meetings of all ranks of a group over its store, to which each rank comes by setting a key.
 // Internal.
 #pragma once

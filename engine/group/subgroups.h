@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes groups of a group's ranks. Internal.
 #pragma once
 

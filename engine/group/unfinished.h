@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations of this rank in one group that have not ended, and the last one that it issued:
 // what leaving waits for and what wait reports tell.
 //

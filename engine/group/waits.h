@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds out which ranks keep operations of a job's groups waiting, and reports them. A rank whose
 // operation has not ended after 10 s (30 s, 2 min, 10 min; ProcessGroupOptions::wait_reports) asks
 // the other members of that group over the membership's connections for their last operation, and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Work: the handle of one operation of a process group. Cheap to copy. The compiler warns of a call
 // whose Work is dropped, since the operation is then not waited for. A program may still drop it,
 // by static_cast<void>(…): the tensors stay pinned until the operation has passed, and an error

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the handles of one operation (work.h) share. Internal.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Starts the instruments that the environment and the options ask for: WEFT_TIMELINE,
 // WEFT_DUMP_DIR, WEFT_METRICS, WEFT_STATUS_FILE (docs/environment.md). They start when a process
 // joins its first group or makes its first agent.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures how far the clocks of a job's processes are apart. Processes of one machine share a
 // clock. Other processes ask rank 0 for its time, over the store, in several rounds: the answer of
 // the fastest round was given at its middle, plus or minus half of it. They measure at the start

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WEFT_METRICS=:9400: serves what a process communicates as Prometheus text, over HTTP at /metrics.
 // Each rank of a machine needs a port of its own: 9400 plus LOCAL_RANK, or plus the local rank that
 // mpirun or srun sets instead.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weft::begin_step: marks where a training step begins.
 #pragma once
 

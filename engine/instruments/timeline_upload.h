@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Timeline parts that rank 0 cannot read, because it shares no file system with the rank that
 // writes them: at the end, that rank sends them over the job's store, in pieces, a few at a time.
 // Each rank finds out by itself whether it sees rank 0's part.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Option parsing that Weft's commands share. Callable from any thread. Include it only in the .cc
 // of a command, because it brings in CLI11.
 #pragma once

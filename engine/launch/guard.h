@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The process between a job's processes and the process that started the job. After kill -9 of
 // weft-run, of a program in weft::spawn, or of the process below them that watches the ranks, it
 // ends the ranks and everything that they have started, through whatever scripts, wrappers and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A job as one weft-run sees it: it runs round after round, until all ranks have ended well or no
 // restart is left.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Forwards what one rank writes to stdout or stderr to weft-run's own stdout or stderr and to a
 // file. Used by weft-run's one thread; blocks while the reader is slow.
 #pragma once

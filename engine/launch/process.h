@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Child processes, for spawn and weft-run.
 #pragma once
 

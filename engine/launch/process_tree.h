@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The processes below this one, read from /proc: its children, theirs, and orphans that this
 // process has adopted (a subreaper, prctl(2)). weft-run signals them all, because a rank may be a
 // script that waits for the program which trains. Process groups would serve as well, except at a

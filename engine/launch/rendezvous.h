@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One weft-run's part in the rendezvous of its job: joins the rounds, reports the outcome of its
 // ranks, learns the outcome of the other nodes' ranks, and notices lost nodes. A thread of its own
 // sends heartbeats; only one thread may call the functions.

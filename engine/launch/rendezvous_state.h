@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which machines take part in a job, as their weft-runs agree on it: one value in a store, which
 // all of them change by compare and set. A job consists of rounds: the nodes join, the round runs
 // with the nodes that have joined, and a failure, a lost node or a new node begins the next round.

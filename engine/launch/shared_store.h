@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data that the weft-runs of one job share: a value that they change by compare and set, and a
 // count of heartbeats for each.
 #pragma once

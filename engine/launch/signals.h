@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The signals that weft-run has received: flags that signal handlers set and the main thread reads.
 #pragma once
 

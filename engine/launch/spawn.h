@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs ranks as forked copies of this process, for programs that bring their own ranks: tests,
 // examples, notebooks of one file.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The lines of weft-run --status: each rank's steps, operations and bytes a second, and the share
 // of the time in which it waited for others. The ranks count in shared pages that weft-run makes
 // (profiling/trace/progress.h).

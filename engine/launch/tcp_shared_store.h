@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The store in which the nodes of a job meet: c10d's TCPStore. The first weft-run on the machine
 // with the endpoint's address hosts it.
 #pragma once

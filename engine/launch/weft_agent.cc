@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weft-agent: weft-run with c10d's store. weft-run replaces itself by weft-agent if the nodes of a
 // job meet at an endpoint.
 #include <torch/headeronly/version.h>

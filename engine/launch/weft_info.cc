@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weft-info: lists which transports of this build can be used on this machine and what they can do,
 // and why the others cannot be used.
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ranks of one round on this machine: starts them, forwards their output, waits for the first
 // failure or the end, and ends them and all processes that they have started. Used by weft-run's
 // one thread.

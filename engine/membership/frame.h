@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The messages of engine/membership: a fixed head and a short text. Peers are not trusted: every
 // field is checked.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which ranks of the job are alive, and which are leaving. The lowest rank that runs Weft is the
 // hub. Every other rank holds one TCP connection to it, which is idle in quiet times. The kernel
 // closes a dead process's connection at once, so the others learn of the death, with its rank, in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Averages parameters instead of gradients: after every step, or in every nth step (local SGD,
 // Stich, 2018). Semantics of torch.distributed.algorithms.model_averaging.
 //

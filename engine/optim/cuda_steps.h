@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Optimizer steps on GPUs: loads the kernels for each device that has parameters, and launches them
 // on libtorch's current stream. The host never waits for a step. Steps of one optimizer follow each
 // other even on different streams. One thread at a time uses it, like the optimizer. Kernels are

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedOptimizer: one optimizer for parameters that live on several workers. Each owner has a
 // local optimizer for the parameters that it owns, and step() runs all of them at once, with the
 // gradients of an autograd context. Semantics of torch.distributed.optim.DistributedOptimizer; but

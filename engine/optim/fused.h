@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libtorch's SGD and AdamW with steps that pass over memory once: one loop over all tensors of a
 // group reads and writes parameter, gradient and state, instead of one loop for each operation and
 // tensor. Options, state and saved files are those of the base class, so that either class reads

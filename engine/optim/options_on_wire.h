@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An optimizer's options in messages, in the form in which libtorch saves them.
 #pragma once
 

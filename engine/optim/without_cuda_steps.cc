@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuda_steps.h for a build without CUDA: every call throws, because no device can be opened.
 #include <weft/base/error.h>
 #include <weft/engine/optim/cuda_steps.h>

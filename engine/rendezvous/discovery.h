@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decides which processes take part in a rendezvous by multicast. From the announcements that it
 // hears, each process concludes the same ranks and the same host of the store. Uses no sockets and
 // no clock of its own.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rank and size of this process, as its launcher tells them: weft-run, torchrun and weft::spawn by
 // RANK and WORLD_SIZE, mpirun and srun by variables of their own (docs/environment.md). For
 // decisions that a program makes before it joins, such as its worker's name; init_process_group and

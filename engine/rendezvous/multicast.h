@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tcp://[multicast address]:port — processes meet that know only a multicast address, without a
 // host named beforehand. Each announces itself by UDP until all of them agree on who takes part.
 // The process with the lowest nonce then hosts the store, on a TCP port that it has held from the

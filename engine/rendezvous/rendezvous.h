@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the processes of a job find each other: turns a URL (or a given store) into a store that all
 // ranks share, and a rank and world size for this process. Blocks.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An init method: scheme://host:port/path?key=value&…
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/base/log.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/rpc/agent.h>

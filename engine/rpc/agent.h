@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RPC: typed calls of functions in other processes, with tensors as arguments and results; see
 // docs/rpc.md.
 //

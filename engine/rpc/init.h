@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rpc::init with given GPUs, for tests that bring a driver of their own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Registered ATen operators, called by name ("aten::add"), so that overloaded functions of libtorch
 // can be called remotely without wrappers. The callee chooses the overload by the arguments, as
 // Python does. Served are operators of aten that return tensors, except those that are known to

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TorchScript called by name: functions that torch::jit::compile() has made from source, and
 // methods of modules that Python has saved and torch::jit::load() reads. No code is sent: a worker
 // runs the scripts that its program has exposed.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bodies of calls that need a reference: a method on the value of an RRef, and a constructor whose
 // value an RRef keeps. call/body.h says what a body is.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The control messages of references. They are ordinary calls that are retried, and do no harm if
 // they arrive twice.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/engine/call/core.h>
 #include <weft/engine/rref/control.h>
 #include <weft/engine/rref/creation.h>

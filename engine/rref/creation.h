@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls whose result stays at the worker that ran them, as the value of an RRef: the entry in this
 // process's table, the calling side and the serving side. call/calls.h has the same for calls whose
 // result goes back.

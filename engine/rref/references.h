@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The references of one agent: values that it owns and that others hold, and its references to
 // others' values. docs/wire.md ("References") has the protocol. Usable from every thread;
 // nothing here blocks.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RRef<T>: a reference to a T that lives on one worker, its owner. Any worker may hold one.
 // References can be sent in calls, while the value stays with its owner until the last reference
 // has ended. An RRef may be passed on and called before its value exists.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds addresses during the rendezvous: where rank 0 listens, and which of this machine's
 // addresses it sees.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The growing pause between two attempts to see something that nobody announces (a port that is not
 // open yet, a key that is not set). Short at first, and longer for long waits, because a thousand
 // ranks may poll the same thing. A pause is at most a fourth of the time waited so far, a twentieth

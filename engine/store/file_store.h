@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The store of a job that meets through a file: c10d's FileStore, except that the last rank
 // reliably removes the file.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes c10d's stores usable as the transports' Bootstrap, with Weft's errors.
 #pragma once
 

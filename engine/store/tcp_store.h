@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connects to c10d's TCPStore by a deadline.
 #pragma once
 

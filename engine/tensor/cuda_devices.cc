@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <ATen/Context.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/StreamGuard.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPUs as a job uses them, and Fences for the work that is enqueued on libtorch's streams
 // there. No other file asks libtorch for a current stream. Usable from every thread.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels and transfers that a future's value still waits for: they are enqueued and may not have
 // run. A future with such work is done. Taking its value makes streams wait, never the host. Made
 // by engine/tensor/cuda_devices.h.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Visits every tensor inside a value: tensors, optionals, pairs, tuples, arrays, containers,
 // variants, structs, however nested. DistributedDataParallel uses it to find the outputs of a
 // forward pass, a future to find the tensors that its value waits for.

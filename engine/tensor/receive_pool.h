@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host memory for received tensors. The memory of a freed tensor is kept for the next tensor of
 // about the same size, because the first touch of memory that is fresh from the system costs more
 // than the copy into it.

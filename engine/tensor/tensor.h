@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Converts between at::Tensor and the types of the layers below: dtypes, slices and pins.
 #pragma once
 

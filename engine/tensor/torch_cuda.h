@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libtorch's CUDA half. Weft does not link libtorch_cuda, which costs each process 0.2 s and 350
 // MiB at start, GPU or not. Weft opens it when the program starts, if this machine has a CUDA
 // driver with a device. Programs that link libtorch_cuda themselves get the same library.

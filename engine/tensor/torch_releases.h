@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Differences between the libtorch releases that Weft supports (docs/compatibility.md has the
 // range). No other file tests TORCH_VERSION_*. Each difference names the release that made it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implements cuda_devices.h in a build without CUDA.
 #include <c10/core/impl/VirtualGuardImpl.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deals parameters out to ranks. Touches no tensors.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ZeroRedundancyOptimizer: an optimizer whose state is kept once in a group instead of once on
 // every rank (ZeRO stage 1, Rajbhandari et al., 2020). Semantics of
 // torch.distributed.optim.ZeroRedundancyOptimizer.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of ZeroRedundancyOptimizer that steps while the model's backward computes. Internal to
 // it.
 //

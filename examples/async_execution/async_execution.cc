@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deferred replies: a called function that returns a future answers when the future is done, and
 // holds no thread until then. Three ways to make the future: by a call of its own with a
 // continuation, by a promise, and by a coroutine.

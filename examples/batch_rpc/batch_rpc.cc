@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A server that gathers requests and answers a whole batch at once. Several workers ask it to
 // multiply vectors by its large matrix: answered one by one, each request reads the whole matrix;
 // in a batch, all requests share one read.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The six collectives, each followed by the values on every rank. The values show where they come
 // from.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The world of the reinforcement learning examples: a pole on a cart that must be kept upright.
 #pragma once
 

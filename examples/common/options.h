@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program's options: --help, checks whose messages say which values are valid, and exit code 2
 // after a mistake.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Returns references to the parameters of a module on another worker, for an optimizer that steps
 // them there:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A progress bar on a terminal. If stdout is no terminal: nothing, or a line for each quarter.
 #pragma once
 

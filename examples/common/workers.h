@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared by the programs with several workers: --help, joining the job that weft-run started,
 // leaving it, errors.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Data parallelism and remote calls in one program: a parameter server holds a large embedding, two
 // trainers each hold a dense layer, which DistributedDataParallel keeps equal, and a master tells
 // them all what to do. The embedding's gradients are sent back to the server, and the dense layer's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The images: the digits that ship with this example, or MNIST's four files.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trains a small convolutional network on handwritten digits, data-parallel over the ranks of a
 // job:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The smallest backward across processes: each worker has its neighbour make two random tensors,
 // adds them locally, runs backward to the neighbour, and has an optimizer step the tensors there.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Policy-gradient learning with actors that are killed at random and restarted under their names.
 // The learner starts the actors as processes and hands out episodes; an episode that an actor did
 // not finish is given to another actor. An episode depends only on its number, so the learner

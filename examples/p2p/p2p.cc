@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Point-to-point messages: rank 0 sends 1.0 to rank 1, first blocking, then with requests that are
 // waited for later.
 //

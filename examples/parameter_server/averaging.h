@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trainers pull the parameters, compute gradients and push them. The server averages the gradients
 // of all trainers for a step and answers all of them together, with the new parameters: its answers
 // are futures that it keeps until then.

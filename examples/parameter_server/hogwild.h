@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trainers run forward, backward and the optimizer step on the server's one copy of the network,
 // each at its own pace and without locks (Niu et al., "HOGWILD!", 2011). A trainer holds no
 // parameters, only references to them. The learning rate is small, because a gradient may be older

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The network that is trained, and each trainer's data.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A parameter server: one worker holds the model, the others train it. Two ways:
 //
 //   weft-run --nproc-per-node 3 parameter_server

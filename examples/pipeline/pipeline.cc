@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One network in two shards on two workers. A batch is cut into micro-batches, so that both workers
 // have work: each stage alternates one forward and one backward ("1F1B", Narayanan et al., 2019),
 // and holds the activations of only as many micro-batches as there are stages from it to the last.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Policy-gradient learning with one agent and several observers. Each observer has a world of its
 // own, a pole on a cart that must be kept upright; it asks the agent for each action, through a
 // reference to the agent's policy. The agent holds the policy, and learns when all observers have

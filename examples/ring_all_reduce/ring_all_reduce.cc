@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All-reduce built from send and recv on a ring of ranks, in two ways:
 //
 //   whole    size - 1 rounds. In each, every rank sends the tensor that it received last to its

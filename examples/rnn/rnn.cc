@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A recurrent network whose first and last layer are on another worker: the embedding and the
 // decoder on the server, the LSTM on the trainer. It learns to predict the next character of a
 // text. Backward runs through both workers, and one optimizer steps the parameters of both.

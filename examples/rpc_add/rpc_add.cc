@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An addition on another worker, in the three ways to call: wait for the result, get a future,
 // leave the result on the other worker.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Synchronous SGD by hand: the data set is cut into one part for each rank, every rank computes on
 // its part, and after each backward all_reduce sums the gradients, which are divided by the number
 // of ranks. DistributedDataParallel does the same for you.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weft::checkpoint: save, load, exists, check_writable.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weft::encode, weft::decode, WEFT_FIELDS, weft::state_of.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weft::Error and weft::Blame, rpc::RemoteError and rpc::CreationError.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives that autograd differentiates through: weft::functional::all_reduce and others.
 #pragma once
 

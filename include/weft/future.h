@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weft::Future, weft::Promise, weft::when_all.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Process groups: init_process_group, ProcessGroup, Work, ReduceOp, available_backends,
 // launched_rank, spawn.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives of values: weft::all_gather_object and others.
 #pragma once
 

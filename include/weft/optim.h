@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Optimizers and averaging over several processes: DistributedOptimizer, ZeroRedundancyOptimizer,
 // average_parameters, PeriodicAverager. Optimizers with fused steps: FusedSGD, FusedAdamW.
 #pragma once

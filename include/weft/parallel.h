@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Data parallel training: DistributedDataParallel, join, DistributedSampler, DataPartitioner.
 #pragma once
 

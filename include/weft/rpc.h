@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Remote procedure calls: rpc::init, Agent, RemoteError, expose.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures the cost of an iteration of distributed training between two workers on one host, each
 // on a core of its own: the listing of the field's overview (two tensors on another worker, their
 // sum here, backward, a step of SGD), the same with tensors and optimizer kept, and a model in two

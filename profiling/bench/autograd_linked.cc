@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures the messages, bytes and round trips of an iteration, and how much of a slow link's time
 // it hides: two workers of one process over inproc, whose links can be made slow.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The iterations that autograd_bench measures. Worker 0 of two runs them.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The peer of autograd_bench: the same iterations by Python's torch.distributed.autograd, on the same torch.
 
 usage: autograd_python.py CASE ITERATIONS SAMPLES, started with RANK, LOCAL_RANK, … as torchrun sets them. Rank 0 prints

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures how long a collective takes on one machine: Weft's backends, through ProcessGroup and
 // through the Communicator, compared with Gloo (through c10d, and by its own C++ API) and Open MPI.
 // Two or four ranks, rank r pinned to core r modulo the number of cores, float sums in place.

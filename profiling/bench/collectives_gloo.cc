@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The peer of collectives_bench that calls Gloo directly, without c10d: the same calls, timing and
 // output format. The ranks meet in a temporary folder named after MASTER_PORT.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Open MPI peer of collectives_bench: the same calls, timing and output format.
 #include <algorithm>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures how much of a data-parallel step is communication that compute does not hide, and how
 // long a job takes to its first step: Weft's DistributedDataParallel compared with Python's on the
 // same torch, and both with no communication at all. Also measures an optimizer whose state is

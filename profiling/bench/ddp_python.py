@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The peer of ddp_bench: the same model and step with Python's DistributedDataParallel, on the same torch.
 
 usage: ddp_python.py ddp|alone small|large, started with RANK, LOCAL_RANK, … as torchrun sets them. Rank 0 prints the time of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hosts on one machine with a slow network between them, for benches that depend on round trips:
 // network namespaces, between which a thread of this process carries packets after a delay.
 // Programs inside see an ordinary link. Needs root and TUN devices; changes nothing outside the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cases that need a GPU, measured on one: the latency from one stream to another, the cost of a
 // collective over NCCL's own call, a training step as a CUDA graph, the communication of
 // DistributedDataParallel that is not hidden, and the cost of a remote call with a tensor. (The

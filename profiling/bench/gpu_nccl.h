@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures the caller's cost of a collective in addition to NCCL's own call.
 #pragma once
 

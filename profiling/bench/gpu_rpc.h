@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Remote calls with a GPU tensor, between two processes on one GPU.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures the latency from one stream of a GPU to another.
 #pragma once
 

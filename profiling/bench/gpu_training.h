@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Training steps on a GPU: the host's time for a captured step, and the communication that is not
 // hidden.
 #pragma once

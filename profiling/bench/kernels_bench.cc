@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures how near the kernels come to the memory's speed, on one thread: bytes read and written
 // per second, compared with memcpy of as many bytes and with the same work by libtorch. With a GPU,
 // also compares the CUDA kernels with a device copy.

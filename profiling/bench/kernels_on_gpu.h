@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPU cases of kernels_bench.
 #pragma once
 

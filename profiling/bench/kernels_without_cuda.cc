@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/profiling/bench/kernels_on_gpu.h>
 
 namespace weft::bench {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares a whole step of the fused optimizers with libtorch's own: through step() of the
 // optimizer, over the parameters of a network with large weights and small biases; bytes read and
 // written per second. On one thread of the CPU, in turns; and on a GPU, if there is one, also with

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The output of every bench: a table, and with --json FILE one object a row,
 //   {"bench", "case", "peer", "bytes", "metric", "unit", "p50", "p99", "runs"}
 // where "peer" names what was measured ("weft", "libtorch", …). Peers are measured in the same run,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures the cost of a remote call between two workers on one host, each on a core of its own:
 // Weft over shared memory and TCP, compared with Python's torch.distributed.rpc on the same torch,
 // gRPC and Cap'n Proto (both over a unix socket). Then measures nested calls that each block a

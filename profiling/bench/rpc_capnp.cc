@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Cap'n Proto peer of rpc_bench, over a unix socket.
 #include <deque>
 #include <vector>

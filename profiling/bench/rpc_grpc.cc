@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gRPC peer of rpc_bench, over a unix socket.
 #include <deque>
 #include <future>

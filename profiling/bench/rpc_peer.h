@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared by the peers that rpc_bench builds: programs of two ranks; rank 0 calls and prints the
 // seconds that each call took.
 //

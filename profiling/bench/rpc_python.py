@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The peer of rpc_bench: the same calls by Python's torch.distributed.rpc, on the same torch.
 
 usage: rpc_python.py KIND BYTES CALLS SAMPLES AT_ONCE; KIND is number, tensor or the name of a chain. Started with RANK,

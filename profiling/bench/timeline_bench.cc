@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures the cost of tracing: the training step of examples/digits without a timeline, where only
 // the flight recorder writes, and with one; the cost of one operation and of one range; and whether
 // the exposed communication in the timeline agrees with the program's own measurement.

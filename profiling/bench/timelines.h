@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Helpers for runs of programs with a timeline.
 #pragma once
 

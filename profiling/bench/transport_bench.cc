@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures the cost of a message between two processes of one machine, rank 0 on core 0 and rank 1
 // on core 1: round trips of a polling and of a blocking caller, one-way streams, and messages that
 // were just written. Compares Weft's backends with TensorPipe, UCX and Open MPI, and with the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures the cost of a connection over its stream, for each message: over a stream in memory that
 // accepts everything and contains what it was given, so that the figure includes no system call and
 // no other thread. The peer is that stream alone: the same bytes as one write(), or as one peek()

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Open MPI peer of transport_bench.
 #include <cstring>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The participants of the transport bench that are part of its own program, each in a worker
 // process. `name` is the case: "polled" and "blocked" round trips, "stream" or "fresh".
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Defines how every participant of the transport bench is measured, Weft or peer: which sizes, how
 // often, and the output. Uses the standard library only, because the peers' programs are compiled
 // separately.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The TensorPipe peer of transport_bench: a message is one CPU tensor and a letter of metadata with
 // an instruction for the other end. Arguments: the transport (shm, uv), the case.
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares a verbs connection with perftest on the same device: one-way time of a small message,
 // and bandwidth of large ones. Two processes of one machine. Without an RDMA device, the bench runs
 // itself in the guest of tests/guest; its figures there compare the two programs and say nothing

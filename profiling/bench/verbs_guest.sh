@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Runs the bench verbs in the guest of tests/guest, with one device that reaches itself.
 /bin/ip link add d0 type dummy
 /bin/ip addr add 10.7.0.1/24 dev d0

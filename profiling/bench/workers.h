@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Starts the ranks that a bench measures: processes on one machine with torchrun's environment
 // variables. Rank 0 prints the results.
 #pragma once

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Prints a table of kernels from the output of ncu --csv --print-units base (profiling/nsight/ncu.sh): how often each kernel was
 launched, and the medians of its time, of the bytes of device memory that it moved, of its bandwidth, and of its share of the memory's
 peak bandwidth."""

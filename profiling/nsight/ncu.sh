@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs a program under Nsight Compute and prints, for each of Weft's kernels, the share of the memory's bandwidth it reached.
 #
 #   profiling/nsight/ncu.sh build/profile/bin/kernels_bench --runs 1

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs a program under Nsight Systems, with the options that show Weft's and NCCL's NVTX ranges, CUDA, and the waits of the OS; then
 # prints how much of the communication was hidden. To get all ranks of a machine in one report, give weft-run as the program.
 #

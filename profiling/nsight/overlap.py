@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Prints how much of the communication on a GPU was hidden behind compute, from an export of nsys (profiling/nsight/nsys.sh).
 
 Communication, for every transport:

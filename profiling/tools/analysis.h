@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds what went wrong in a job, from the flight recorders of its ranks: ranks that are late or
 // missing, collectives and messages that do not match, messages that do not end, calls without a
 // reply, ranks that wait for each other in a circle, and a rank that makes the others wait although

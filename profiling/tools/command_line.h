@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Code that the command lines of these programs share: one exit code for every mistake, and a
 // message that names an unknown subcommand.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dumps of flight recorders (profiling/trace/dump.h), as weft-debug reads them.
 #pragma once
 

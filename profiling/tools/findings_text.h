@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Remarks that weft-debug prints beside its findings. They name no errors, but without them the
 // dumps of a running job, or of only some of its ranks, would look empty.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matches the groups of one name with the same members between processes. Each process counts them
 // by itself (trace::Member), so a process that replaced a lost rank has counted fewer than the
 // others.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Computes when the threads of a rank waited for other ranks, and when they worked for them.
 #pragma once
 

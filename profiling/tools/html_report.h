@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes a timeline as one HTML page that needs no network: tables, which need no scripts, and
 // drawings, which a script in the page makes from data in the page (html_report_data.h,
 // page/page.js).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data that the page draws, as JSON for its script (page/page.js): the steps of all ranks, and
 // the spans of the lanes in a window.
 #pragma once

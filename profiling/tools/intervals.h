@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sets of times: sorted intervals that do not overlap. Microseconds.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks that dumps are of one job. A rank of a group is one process, and so is an agent: if two
 // dumps claim to be it, a folder of dumps was used again, and combining them would describe no real
 // job. (Agent 0 need not be rank 0.)

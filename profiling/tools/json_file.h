@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads JSON that other processes wrote, which may be cut off or damaged: each field is checked
 // before it is used. All functions throw Caller with what is wrong; read_json() also names the
 // file, and callers that read fields add it themselves.

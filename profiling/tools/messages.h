@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The messages of a group, each with both ends: the send and its receive.
 #pragma once
 

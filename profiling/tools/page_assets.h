@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The style and script that each page contains, made from page/ when Weft is configured.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The participants of a job, as the dumps distinguish them: a process, or each rank if several
 // ranks are threads of one process. A rank number does not identify a participant: groups and
 // agents each have their own, and agent 0 need not be rank 0.

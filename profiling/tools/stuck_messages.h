@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds messages of a group in which a rank waits or gave up, and messages whose ends have
 // different tensors.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Computes where the time of a run went. For each step and rank:
 //
 //   communication  operations between ranks were open (the union of their times)

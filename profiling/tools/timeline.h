@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A merged timeline as weft-timeline reads it for its summary and page. Times are microseconds
 // since the first event, by the job's clock.
 #pragma once

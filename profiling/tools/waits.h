@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which participants (participants.h) wait for which others.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weft-debug: reads dumps of the ranks' flight recorders and reports what went wrong on which rank.
 #include <cstdio>
 #include <filesystem>

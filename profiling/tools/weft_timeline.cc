@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weft-timeline: summarizes the file that WEFT_TIMELINE names, and makes a page of it. (Perfetto
 // and chrome://tracing open the file itself.)
 #include <cstdio>

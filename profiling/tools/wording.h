@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How weft-debug words its findings, and the names of calls that agents make for themselves.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The depths of this process's queues, for the metrics. The owner of each queue keeps its depth up
 // to date.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The description of an operation: its kind, the member that runs it and what it is about. The
 // flight recorder, the timeline and the NVTX ranges keep and show it; operation.h records it.
 // Everything may be used from any thread.

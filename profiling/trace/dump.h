@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes the flight recorder as JSON, on demand and after errors. weft-debug analyze reads it
 // (docs/looking-inside.md).
 //

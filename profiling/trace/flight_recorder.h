@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The last operations of this process, for dumps: a ring of fixed size in static memory, which
 // every thread writes without locks. A slot whose operation has not ended is skipped a few times
 // before it is used again, because an operation that hangs is worth more than later ones that

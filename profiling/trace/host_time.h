@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How much of its time this process waits for other ranks, for each backend. weft-run --status and
 // /metrics show it, so that the rank for which all others wait can be found: it is the one that
 // waits least.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One thread's events for the timeline, until the timeline's thread takes them: a chain of blocks
 // with one writer and one reader, without locks. Internal to profiling/trace.
 #pragma once

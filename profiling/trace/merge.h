@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Merges the parts that processes wrote into one file in Chrome's trace format, which Perfetto and
 // chrome://tracing open: a process for each rank; rows for its threads, collectives, messages,
 // calls and GPU streams; flow arrows from each send to its receive, from a call to the incoming

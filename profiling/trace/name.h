@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The names of ranges and marks, and what these are about (trace.h). Everything may be used from
 // any thread.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #if WEFT_HAVE_NVTX
 
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Passes ranges, marks and operations to a tool by NVTX. Internal to profiling/trace. Does nothing
 // without NVTX's headers or without a tool.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Records what a process communicates, one operation at a time: collectives, messages, meetings
 // over the store, calls, references, backward passes. The code that runs an operation reports its
 // beginning and its end here. The flight recorder (always), the timeline, the NVTX ranges of an

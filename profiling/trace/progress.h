@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts what this process has done so far, in numbers that another process may read: weft-run
 // --status gives each rank a page of a file (WEFT_STATUS_FILE) and reads it; without such a file
 // the numbers stay in this process.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One timeline of all ranks. Threads write events into buffers of their own; a thread of the
 // timeline moves them into this process's part, a file beside the timeline's. When a process ends
 // and no other process writes a part any more, it merges the parts into one file in Chrome's trace

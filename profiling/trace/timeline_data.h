@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data that a timeline collects and writes, and the names of its files (timeline.h).
 #pragma once
 

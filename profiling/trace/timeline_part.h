@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The file that one process writes for the timeline: one line of JSON per item, the header first.
 // The writer holds a lock on the file as long as it lives, however it ends. Internal to
 // profiling/trace; read by timeline_part_reader.cc.

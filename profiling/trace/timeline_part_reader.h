@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the parts of a timeline (timeline_part.h describes them) and combines them: spans, threads
 // and arrows of all ranks in job time.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/profiling/trace/trace.h>
 
 #if WEFT_TRACE_ENABLED

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranges and marks of threads, for Nsight Systems (an NVTX domain for each layer, such as
 // "weft.engine") and for the timeline (timeline.h). Without a tool and without a timeline, a range
 // costs two calls that check a flag and return; with WEFT_TRACE=OFF it is an empty object without

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Configures small projects against folders that look like libtorch, and reads what CMake says.
 
 usage: find_libtorch_test.py CXX_COMPILER

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/cuda/device.h>
 #include <weft/cuda/event.h>
 #include <weft/tests/cuda/fake_cuda.h>

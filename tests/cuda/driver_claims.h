@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Claims about a CUDA driver, tested on the real one (driver_claims_gpu.cc) and on the fake with
 // threads (driver_claims_fake.cc). The other tests may rely on behaviour that passes on both.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/cuda/driver.h>
 #include <weft/tests/cuda/fake_cuda.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/cuda/event.h>
 #include <weft/cuda/fence.h>
 #include <weft/tests/cuda/fake_cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fixture for the tests of cuda/: a fake driver, a device, and a log sink that fails the test
 // at unexpected errors.
 #pragma once

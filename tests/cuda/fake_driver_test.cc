@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests that the fake driver does what the driver's documentation says, and complains of misuse
 // that a real driver would punish.
 #include <array>

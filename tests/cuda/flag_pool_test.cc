@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/cuda/flag_pool.h>
 #include <weft/cuda/memory.h>
 #include <weft/tests/cuda/fake_cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests the design's ordering rules on a minimal transport. A data call (Slice, Pin, Fence ready)
 // -> Op runs on a communication stream of its own, and host code ("the network") in the middle
 // finishes it.

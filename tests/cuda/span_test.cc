@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/cuda/fence.h>
 #include <weft/cuda/memory.h>
 #include <weft/cuda/span.h>

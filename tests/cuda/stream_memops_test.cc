@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/cuda/memory.h>
 #include <weft/cuda/pinned.h>
 #include <weft/cuda/stream_memops.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A range of virtual GPU addresses to which memory is mapped segment by segment, as in libtorch's
 // expandable segments.
 #pragma once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads the package behind ./dev for tests that call or replace its functions."""
 
 import importlib

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tests a copy of ./dev in a temporary folder. It starts no program unless a test allows that."""
 
 import contextlib

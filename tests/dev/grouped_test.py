@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tests the groups of GroupedTests.cmake with ctest: grouped_test.py CTEST GROUPED_TESTS. Their
 executable is a script that prints the output of GoogleTest."""
 

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes the base image for docker_test.py's builds of the images of docker/, for machines without
 # access to a registry: Debian 12 by debootstrap, in buildah's storage. Run it as root.
 #

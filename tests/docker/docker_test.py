@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks docker/, .github/ and profiling/nsight without a container engine; with buildah and a base image, builds the images and
 runs the programs in them.
 

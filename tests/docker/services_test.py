@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs the jobs of docker/compose.yaml without a container engine: each service's command and environment in a process; those
 of tcp in network namespaces of their own, with the names of their hosts.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Puts the C++ of documents into one source, which compiles if what they show does.
 
 usage: blocks.py OUTPUT NAMES DOCUMENT...

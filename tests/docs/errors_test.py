@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Fails when docs/errors.md quotes a message that the code does not have.
 
 usage: errors_test.py ROOT [DOCUMENT]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the documents' blocks of C++ mention and do not show (blocks.py). Nothing is linked.
 #pragma once
 

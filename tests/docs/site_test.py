@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Builds the site of ./dev docs and looks at it.
 
 usage: site_test.py links     every link and anchor leads somewhere in the site, and no page loads anything from elsewhere

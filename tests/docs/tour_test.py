@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Fails when docs/tour.md names a file or a function that is not there.
 
 usage: tour_test.py ROOT [DOCUMENT]

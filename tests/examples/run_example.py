@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs an example under weft-run and checks what it prints.
 
 usage: run_example.py WEFT_RUN PROGRAM CHECK [ARGUMENT …], where CHECK is a function of this file, and every run gets the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Addresses come from peers too, by way of a store. Any text is either an address, which is
 // unchanged when it is written and read again, or is refused with Caller. The first byte chooses
 // the transport.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For any bytes weft::decode either throws an Error or gives a value that can be used and encoded:
 // tensors, also sparse ones, lie within the received bytes. The first byte chooses the type that is
 // expected.

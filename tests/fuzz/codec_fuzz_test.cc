@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The corpus consists of encoded values (weft::encode).
 #include <algorithm>
 #include <chrono>

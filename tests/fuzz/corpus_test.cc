@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Drives a target without libFuzzer: with its corpus, and with changed inputs that are the same in
 // every run. Tests that the target's own checks hold; one that fails aborts.
 #include <algorithm>

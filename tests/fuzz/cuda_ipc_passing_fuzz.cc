@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For any bytes on the socket on which a peer passes descriptors: each descriptor that is kept was
 // passed, is found once, and no other is left open. A failure is blamed on the peer or on this
 // process's limits. The input is a script: a byte chooses each step, and its arguments follow.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any bytes that a process sends over the connection below a cuda_ipc connection are either refused
 // as the peer's fault, or are within the limits and unchanged when they are written again. The
 // first byte chooses the expected kind: a hello, the GPUs that are reached, or a message. For a

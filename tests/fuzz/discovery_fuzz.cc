@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any host on the network may send a datagram to a rendezvous by multicast. A datagram is either
 // refused or unchanged when it is written again; a state that has received it still makes
 // announcements that can be read. The input consists of datagrams, each after a byte with its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A corpus that a test can write again: the output of real encoders, so that changes of it reach
 // beyond the first checks.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For any bytes of a stranger, in any pieces, an inbox shows only messages within its limits, reads
 // only bytes that it was given, and ends the connection or waits for more. The first byte of the
 // input sets how many bytes each read moves; if it is odd, the stream has a unit.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any process that reaches a group's port may send anything there. The bytes are either refused, or
 // are frames within their limits that are unchanged when they are written again, however the bytes
 // are cut; and the ledger accepts any statement of a rank about its leaving. The first byte sets

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For any headers and sizes that a peer sends in a mesh, in any order, a communicator neither
 // crashes nor reads or writes memory that is not its own: it takes them, holds them back, or
 // breaks, and then every pending operation ends with an error.

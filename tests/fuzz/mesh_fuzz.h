@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of mesh_fuzz.cc that its test uses.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Drives the target without libFuzzer: with valid dialogues, changed at random, the same ones in
 // every run.
 #include <random>

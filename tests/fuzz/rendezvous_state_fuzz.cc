@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state of a job's rendezvous comes from other machines, by way of a store. Any text is either
 // a state, which is unchanged when it is written and read again, or is refused with PeerLost. From
 // any state, nodes that join, leave, fail and finish lead to a state that can be written.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bodies of messages between agents: hellos, failures, RRefs, and the arguments of creations,
 // of operators and scripts by name, and of the calls that Weft itself makes. Anything that a peer
 // writes there is either refused as the sender's fault, or is a value that can be used and sent. A

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How rpc_body_fuzz.cc reads its input: the first byte is one of these kinds; a value as
 // weft::encode writes it follows.
 #pragma once

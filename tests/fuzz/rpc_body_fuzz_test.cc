@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The corpus consists of bodies that agents write.
 #include <algorithm>
 #include <map>

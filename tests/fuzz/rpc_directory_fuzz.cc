@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All workers write their records into the job's store. For any contents of the store, a worker
 // that joins or looks for others gets an Error, or records that can be used. The first byte says
 // whether the number of workers is fixed, the second how long the text is that stands for a

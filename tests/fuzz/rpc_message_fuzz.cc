@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any message of a peer is delivered as received, delivered as incomplete with a reason, or
 // refused; its connection continues in each case. No more memory is reserved than was received, and
 // none of a device that the connection does not carry. The input gives the number of payloads, for

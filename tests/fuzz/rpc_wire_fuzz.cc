@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Anything that a peer sends as the head of a message is either refused as the peer's fault, or
 // claims no more than was received and is unchanged when it is written again. The first byte gives
 // the number of payloads that came with it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A listener of shm takes a segment only if exactly one sealed segment of the right size was passed
 // with the right bytes; it refuses everything else that a stranger sends, and no descriptor is left
 // open. The first byte chooses the descriptors that are passed, the others are sent as they are.

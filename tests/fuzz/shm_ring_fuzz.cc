@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For any control words that a peer writes into a ring, this side reads and writes only within the
 // ring, and reports the ring as broken if the words are impossible. The input consists of records
 // of 10 bytes: an event, its argument, a number.

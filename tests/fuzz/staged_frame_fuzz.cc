@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Anything that arrives on the connection below a staged one is either refused with a reason, or is
 // a message within the limits that is unchanged when it is written again. The input gives the
 // number of payloads, 4 bytes for the size of each, then the header.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For any first bytes of a stranger, in any pieces, a greeting is whole, foreign or unfinished, and
 // no byte beyond it is read. The first byte sets the length of the pieces.
 #include <algorithm>

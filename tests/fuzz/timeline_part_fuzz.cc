@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parts of the timeline come from other machines, by way of the store. Any contents are either
 // refused or merged, and the result is JSON. The input consists of two parts with a zero byte
 // between them.

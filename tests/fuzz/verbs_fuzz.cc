@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For any statements of a peer on a queue pair, in any order with the actions of this end: both
 // halves of a connection accept them or give a reason, access only memory of theirs, and keep the
 // contract of ByteStream. The input is a script: a byte chooses each step, and its arguments

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Drives the target without libFuzzer: random scripts, the same ones in every run.
 #include <cstdint>
 #include <random>

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs programs of the build in a small Linux guest with RDMA in software, to test real verbs without a NIC.
 
 usage: guest.py --cache DIR --share DIR --task SCRIPT [--limit SECONDS] [--arguments TEXT] PROGRAM ...

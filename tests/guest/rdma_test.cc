@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Behaviour of verbs alone, on a real device of the guest.
 #include <array>
 #include <cstdlib>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Runs in the guest (see guest.py). First one device that reaches itself, with all claims; then two
 # devices joined by a cable that loses one packet in 400 each way, then also delays packets, and in
 # the end loses all of them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that share one GPU, as separate processes, because ranks in one process would block each
 // other there: a stream that waits for a rank also holds up libtorch's default stream and its one
 // thread for a GPU's gradients, which all ranks of a process share; and a thread that waits inside

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of ranks that run this program again: their results are the results of this process's
 // tests.
 #include <cstdlib>

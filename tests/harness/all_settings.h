@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The everyday run checks each claim on every backend, but not in every setting; ./dev test --all
 // checks every setting.
 #pragma once

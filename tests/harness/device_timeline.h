@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A timeline for one test, with one rank, and the GPU spans in it (cuda/span.h). Fake GPUs must
 // live until ended() has returned. One at a time.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Converts elements of every dtype to and from double, for the fakes' reductions and the tests'
 // expectations.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A CUDA driver made of host memory and queues, behind the same table as the real one
 // (cuda/driver.h). With it, every rule of order and lifetime is tested on machines without a GPU.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fake driver's graphs: the work that streams enqueue between cuStreamBeginCapture and
 // cuStreamEndCapture, and launches of it.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fake driver's sharing between processes. There is only one process, which may be allowed to
 // act as both.
 #include <algorithm>

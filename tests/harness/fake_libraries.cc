@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fake driver's libraries and kernels: any image is accepted, and its kernels are those that
 // the test has defined.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fake driver's stream memory operations.
 #include <weft/tests/harness/fake_state.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fake driver's memory: every allocation has its own pages with a guard page after them, and
 // becomes unreadable once freed.
 #include <algorithm>

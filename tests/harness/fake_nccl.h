@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL over the fake CUDA driver: the same table (transport/nccl/library.h), for ranks that are
 // threads of one process. A kernel is two operations on a fake driver's stream: the first marks the
 // rank as arrived and copies its input, the second waits for the others and writes the output. So

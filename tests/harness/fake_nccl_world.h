@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state that the ranks of one fake NCCL communicator share: the operations in which they meet,
 // and their messages. Only fake_nccl*.cc includes this.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The inside of the fake driver: one mutex, the objects behind the handles, and one member function
 // for each function of the table. Only fake_*.cc includes this.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fake driver's streams and events: queues of operations, and the rules for which may run when.
 #include <weft/tests/harness/fake_state.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libtorch's CUDA interface over a FakeDriver: while it lives, c10 finds streams, events and memory
 // for CUDA devices, and tensors can be on them. There are no kernels: such tensors can be named,
 // sliced and sent, but not computed with; work on them is enqueued through the driver.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RDMA devices that exist only in this process, for tests of code that uses libibverbs. Connected
 // queue pairs execute a posted request at once, by copying; its completion waits in the queue.
 // Registrations are checked as a device checks them: a write to memory that is not registered fails

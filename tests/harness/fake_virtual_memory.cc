@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fake driver's virtual memory: cuMemCreate makes a file in memory, which is mapped at reserved
 // addresses. An exported descriptor is that file's, so it opens the same bytes wherever it is
 // passed.

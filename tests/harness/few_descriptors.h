@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For tests in which the process has run out of descriptors, or nearly so.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A Bootstrap for ranks that are processes of one machine: a folder with one file for each key.
 #pragma once
 

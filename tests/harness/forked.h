@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Children that a test forks from a process that has agents or groups.
 #pragma once
 

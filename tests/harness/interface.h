@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface on which tests listen. With WEFT_TEST_INTERFACE, the two ends on one machine
 // communicate over a real link (tests/guest).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For tests that kill one of several processes at a random instant.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts resources that a long run must not leak in this process.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The devices of a FakeDriver that agents hold, some of them for a moment after their handles are
 // destroyed.
 #pragma once

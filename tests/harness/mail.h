@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tools for tests of connections: distinguishable patterns of bytes, and a Mailbox that keeps
 // received messages.
 #pragma once

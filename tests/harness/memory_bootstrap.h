@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A Bootstrap for ranks that are threads of one process.
 #pragma once
 

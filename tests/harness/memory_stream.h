@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A ByteStream that costs almost nothing, so that a bench measures only the connection: it accepts
 // all writes, and delivers the bytes that the caller hands to it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For tests in which no thread can be started.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A tool that receives this process's NVTX calls, as Nsight Systems would: an injection that
 // records them. One for the process and all of its threads.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks for tests: N threads of this process, or N forked processes, run one body. The test fails
 // if a body throws, if any rank has a gtest failure, if an unexpected error is logged, or if the
 // run exceeds its time limit.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Says whether a sanitizer is on: then times and address space differ from the plain program's.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints the stack of each thread of this process, to diagnose hangs. It prints addresses;
 // addr2line -Cfie PROGRAM translates them to names.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For a test with several processes whose first one has used CUDA and so must not fork: it starts
 // its program again with only the same test. The new process learns from its environment that it is
 // one of the others.

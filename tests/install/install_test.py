@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Installs the build into a folder of its own, moves that folder, and builds and runs a separate project against it.
 
 usage: install_test.py BUILD_FOLDER CXX_COMPILER CXX_FLAGS LIBRARY MOST_BYTES

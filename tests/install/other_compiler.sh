@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds Weft's library and programs with another compiler, and a user's program against the
 # installed result; runs that program. No test runs this script, because it takes minutes.
 #

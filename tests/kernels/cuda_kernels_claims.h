@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Claims that CudaKernels gives the same bits as the CPU implementation. Tested on the fake driver,
 // which runs the kernels' own code on the host (cuda_kernels_claims_fake.cc), and on the machine's
 // GPU (cuda_kernels_claims_gpu.cc).

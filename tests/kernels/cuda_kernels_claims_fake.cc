@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/tests/kernels/cuda_kernels_claims.h>
 #include <weft/tests/kernels/fake_kernels.h>
 

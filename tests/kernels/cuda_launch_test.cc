@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests how many launches CudaKernels enqueues, of which kernels, and that the host never waits.
 // Runs on the fake driver, whose streams the test steps.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weft's own kernels for the fake driver. Each runs the code of its .cu on the host, for every
 // block and thread of the grid, with the launch's parameter.
 #pragma once

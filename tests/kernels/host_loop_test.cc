@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every operation runs through two compiled loops, one for any processor and one for those with
 // AVX2. Ranks on different machines must get the same bits.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares the optimizer steps with torch::optim, with gradients that change every step.
 
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Slices of libtorch tensors, and comparisons between tensors.
 #pragma once
 

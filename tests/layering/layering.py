@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Fails when an include points the wrong way. Rules (docs/architecture.md):
 
   base < profiling/trace < cuda < kernels < transport < engine < examples, tests, profiling/bench

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Plants one violation of each kind in a copy of the folder structure and expects the checker to name it."""
 
 import subprocess

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When operations under way are polled, and for how long. Their fences are flags that the test
 // raises.
 #include <chrono>

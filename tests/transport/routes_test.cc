@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which route to a peer is chosen, and what the error says if there is none.
 #include <algorithm>
 #include <atomic>

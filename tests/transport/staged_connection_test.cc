@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connections through pinned memory whose GPU, peer or loop fails. The claims for every backend are
 // in tests/conformance/connection.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory through a communicator of the host whose every step the test controls.
 // (tests/conformance checks over Gloo that the results are right.)
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connections over streams that misbehave on purpose. The claims for every transport are in
 // tests/conformance/connection.
 #include <array>

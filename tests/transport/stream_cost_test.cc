@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hot paths of a connection allocate nothing. This is a program of its own, because it counts
 // what operator new allocates.
 #include <array>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configures and builds with CMake: presets, compilers, build folders."""
 
 import contextlib

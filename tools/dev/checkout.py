@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folders of this checkout and the locks on its builds."""
 
 import contextlib

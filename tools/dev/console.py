@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How ./dev speaks to its user and starts other programs."""
 
 import subprocess

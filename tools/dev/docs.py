@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """./dev docs: builds the site of documents and reference."""
 
 import sys

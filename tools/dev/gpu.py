@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """./dev gpu and ./dev gpu-pack: builds or packs programs for a GPU and records their results."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of GPUs in docs/benchmarks.md, made from the results of ./dev gpu."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the tests and benches of ./dev gpu within a time limit."""
 
 import contextlib

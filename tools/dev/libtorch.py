@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The libtorch release that ./dev installs and builds with, and the venv that holds it."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The entry point of ./dev: its help and its table of commands."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """./dev pack: programs with the libraries that they need, to run on other machines."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """./dev results: fills the tables of docs/benchmarks.md from profiling/results/."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands that build a program and run it: train, run, bench, soak, fuzz."""
 
 import argparse

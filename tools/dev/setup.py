@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Installs system packages, the venv, nvcc and the programs that tests run."""
 
 import hashlib

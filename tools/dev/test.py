@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """./dev test: builds everything, runs the tests and reports."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds comments, declarations and function bodies in a header of C++, without compiling it."""
 
 import re

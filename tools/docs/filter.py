@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Prints a header or a page of Weft in the form in which Doxygen documents it.
 
 usage: filter.py FILE   (Doxygen calls it; tools/docs/build.py says so)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns a header of Weft, whose comments are plain // comments, into what Doxygen documents."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns a page, Markdown as GitHub shows it, into Markdown as Doxygen reads it.
 
 Headings get the anchors that GitHub gives them, with the page's name in front, since anchors of Doxygen are unique in a site.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the site shows: the pages, and the topics of the reference with their headers."""
 
 import fnmatch

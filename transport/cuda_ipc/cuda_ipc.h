@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connections that carry device memory between processes of one host: a stream of the receiver
 // reads the memory where it is. They run over connections (shm) that carry everything else. Both
 // ends must be made this way.

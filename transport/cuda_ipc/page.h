@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A page of counters in shared memory. Each end of a connection has its own page. The peer raises a
 // word in it when it has read the payloads of the message with that slot; words only count up. It
 // sets a last word, closed(), when it does not read this end's memory any more.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A socket for each direction of a connection. The sender passes descriptors of memory over it to
 // the peer's receiver, each with the number of its allocation. (pidfd_getfd would need the rights
 // of a debugger.) The side that has the memory listens and names the socket in its hello; the other

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The receiving half of a cuda_ipc connection. It opens each allocation that the peer names once. A
 // stream of this process waits for the peer's event and copies the payload to the destination that
 // accept() names.

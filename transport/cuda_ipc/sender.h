@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sending half of a cuda_ipc connection. It names device memory to the peer, together with an
 // event that a stream of this process records when the memory is ready. It keeps the memory pinned
 // until the peer has read it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The messages between two ends of a cuda_ipc connection, sent over the connection below it. Each
 // begins with a byte that says its kind:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gloo opens its sockets, epoll instances and pipes without close-on-exec, so a program that the
 // rank starts inherits them. It would keep the connections of a dead rank open, and the rank's
 // peers would wait. Gloo offers no way to change that.

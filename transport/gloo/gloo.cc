@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/transport/gloo/gloo_communicator.h>
 #include <weft/transport/registry.h>
 

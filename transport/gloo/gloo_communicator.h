@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives over c10d's ProcessGroupGloo, on host memory. Collectives run on its two worker
 // threads, messages on its device thread. This class adapts them to Communicator and turns their
 // failures into Errors.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pending operations of one communicator, which Gloo's threads complete or abort() fails.
 // Gloo's callbacks own it too, so it may outlive the communicator. Thread-safe.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gloo's writes to sockets raise SIGPIPE when the peer has died, which would end this process too.
 // While a WithoutSigpipe lives, its thread gets EPIPE instead; threads that are started meanwhile
 // never get the signal.

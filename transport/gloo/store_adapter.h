@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Adapts a transport::Bootstrap to the c10d::Store that ProcessGroupGloo takes. Keys and values
 // pass through unchanged, so that ranks that gave their store directly to c10d (Python) find the
 // same keys.

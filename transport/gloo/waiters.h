@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads that block in Gloo's wait for sends and recvs: Gloo completes messages on its own thread
 // and notifies only a blocked waiter. Messages of one stream (a direction, a peer and a tag)
 // complete in order, so one thread waits for all of them. There is one thread for each stream with

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/transport/inproc/faults.h>
 #include <weft/transport/inproc/pipe.h>
 

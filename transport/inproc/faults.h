@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams between two engines of a process, and the faults that a test injects between them.
 //
 //   auto streams = inproc::make_streams();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One direction between two engines of a process: a bounded ring of bytes, with the faults that a
 // test injects. Thread-safe.
 #pragma once

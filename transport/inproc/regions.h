@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory that one end of a connection lets the other end write into. Thread-safe.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The algorithms of the collectives. Each writes one rank's steps into a plan.
 #pragma once
 

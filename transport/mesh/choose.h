@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chooses the algorithm of a collective. The choice depends only on values that are equal on all
 // ranks, so all ranks choose the same.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the collectives of a communicator one after another, in the order of the calls. A message of
 // a later collective is not accepted until that collective starts here, so a full connection holds
 // up a faster peer.

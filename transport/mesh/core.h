@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state of one communicator: its connections and the operations that use them. Calls come from
 // any thread, arrivals from the event loop. Each becomes an event. Events are handled one at a
 // time, by the thread that posts one while no other thread is handling events. So a call starts its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The events of a communicator: calls of its user, arrivals from peers, and the ends of operations
 // on connections. Core handles them one at a time.
 #pragma once

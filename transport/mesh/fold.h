@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reduction of one piece of memory over several ranks. It takes each rank's numbers once, in a
 // fixed order, and writes the result after the last. 16-bit floats of several ranks are added in
 // fp32 and rounded once.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the ranks of a mesh find each other. Each rank listens, publishes its address in the store,
 // and opens two connections to every lower rank. It trusts a peer that sends a hello with the
 // group's secret; other connections are closed, with a warning in the log.

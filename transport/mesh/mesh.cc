@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/transport/mesh/meeting.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/mesh/mesh_communicator.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives and messages over the connections of any transport. A backend that has a Connector
 // implements join() with one line:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/transport/mesh/mesh_communicator.h>
 
 namespace weft::transport::mesh {

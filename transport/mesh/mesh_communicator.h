@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Communicator of a mesh: turns each call into an event; Core does everything else.
 #pragma once
 

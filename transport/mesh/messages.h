@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages between two ranks, with tags. A short message is sent at once with its bytes, as long as
 // the receiver has room for it (credit). A longer one is announced first and sent when the receiver
 // has a matching receive. So receives may be called in any order, no buffer grows without bound,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The steps of one rank in one collective: parts to send, parts to receive, and which step waits
 // for which. An algorithm is a function that writes a plan (algorithms.h); one executor
 // (collectives.h) runs all plans.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A pool of buffers for parts in transit. Buffers are reused, because the first touch of fresh
 // pages costs more than the copy into them. Used by one thread at a time.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The messages between the ranks of a mesh: the hello that opens a connection, and the header of
 // every later message. Both sides use the same layout (little-endian, 64 bit), so structs are
 // copied byte for byte. The decoders check every field that a peer sent before any other code uses

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes all ranks of a group call a blocking MPI function, or none. Such a function has no
 // deadline: each rank would wait for ever for a rank that does not call it.
 //

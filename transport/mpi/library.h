@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every function of Open MPI that Weft uses, in one table that dlopen fills, as cuda/driver.h does
 // for the driver. So a program built with MPI starts on a machine without it. mpi.h is used for
 // types only; its handles are addresses inside Open MPI's own library, so no other MPI works.

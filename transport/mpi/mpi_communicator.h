@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives and messages by MPI's non-blocking calls, on host memory. The caller's thread or the
 // loop issues operations in order once their bytes are ready; the loop polls for their end
 // (requests.h).

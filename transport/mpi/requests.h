@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pending MPI operations of one communicator. MPI makes progress only while it is called, so
 // the loop calls it in every turn while operations are pending. A caller that blocks on an Op
 // drives the loop, and so MPI, itself.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MPI in this process: started once, and ended at the end of the process. MPI itself demands that,
 // so there is one World for each process.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Communicator's operations as NCCL calls. An operation that NCCL lacks becomes a group of calls:
 // sends and receives, or one broadcast or reduce for each rank. Operations that only move data send
 // bytes, so they work for every dtype; reductions need a dtype that NCCL knows.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank's ncclComm_t and its stream. A non-blocking communicator takes one call at a time: a
 // call may continue after it has returned (ncclInProgress) and must have ended before the next
 // call, and before anything else is enqueued on the stream. So start() begins a call and settled()

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every function of NCCL that Weft uses, in one table that dlopen fills, as cuda/driver.h does for
 // the driver. So a program built with NCCL starts on a machine without it, and tests fill the same
 // table with a fake. nccl.h is used for types only.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/cuda/driver.h>
 #include <weft/transport/nccl/nccl.h>
 #include <weft/transport/nccl/nccl_communicator.h>

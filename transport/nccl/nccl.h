@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NCCL as a backend. The first join opens the library, which takes 200 MiB and some time.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives over NCCL, on device memory, all on one stream of high priority. The caller's thread
 // enqueues an operation: the stream waits for its `ready` fence, NCCL adds its kernels, and an
 // event after them is its done(). An operation that NCCL cannot enqueue at once (a first use that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The address of a shm listener: the boot of a host, a process namespace, and a process in it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One direction of a connection: a ring of bytes in memory that two processes share. One process
 // writes, the other reads. The ring is mapped twice in a row, so free bytes and filled bytes are
 // always contiguous. The capacity is a power of two. Each process checks numbers from the other one

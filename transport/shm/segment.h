@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory that two processes share for one connection: both rings, and flags by which each side
 // tells the other that it sleeps or wants room. One side makes it with memfd and passes it as a
 // descriptor. It is sealed against resizing, so that no access can fault later.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes of a connection through two rings in shared memory. Each side polls the rings in the
 // turns of its loop. A side whose loop goes to sleep says so; the other side then wakes it by a
 // byte through the socket on which the segment was passed. The end of that socket also reveals the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The address of a listener as text: "192.0.2.1:4711,[2001:db8::1]:4711#5f0c2a91.00c8d5e1f37b4a69".
 // First the listener's hosts and ports, each of which leads to it, then its Identity; without an
 // identity any Weft listener may answer. Hosts are IPv4 addresses, IPv6 addresses in brackets (with

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes the sockets of one connection, Settings::sockets of them. Tries the peer's addresses in
 // turn, in rounds with growing pauses, until the intended listener answers at one of them on all
 // sockets, or the deadline passes. If one socket fails, all are made anew, so that the listener

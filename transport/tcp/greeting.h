@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The first bytes on a socket, in both directions. The connecting side names the listener that it
 // means. That listener answers with its own name, or with none if another is meant. So neither a
 // port scanner nor another program's server is ever taken for a peer. The connecting side also says

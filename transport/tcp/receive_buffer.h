@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bytes that were read ahead from a socket, in one contiguous piece. The memory is allocated when
 // first needed.
 #pragma once

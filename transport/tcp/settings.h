@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Settings of the tcp backend: its times, which only tests change, and how many sockets a
 // connection has.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <netinet/in.h>
 // Not netinet/tcp.h: its tcp_info is shorter.
 #include <linux/tcp.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Detects that a peer has fallen silent: bytes are in transit to it and its kernel has acknowledged
 // nothing for Settings::silence. Call look() now and then, on one thread. The kernel itself would
 // wait a quarter of an hour or, with TCP_USER_TIMEOUT, take a peer for dead that answers but has no

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Functions for TCP sockets that several files use.
 #pragma once
 

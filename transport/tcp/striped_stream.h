@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One stream over several sockets, for networks in which a single TCP connection does not get all
 // the bandwidth: a cloud that caps each flow, links that are bonded by flow, a path so long that
 // one window does not fill it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tcp backend: sockets on the EventLoop, IPv4 and IPv6.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Accepts connections on one or several addresses. Only peers that greet this very listener are
 // accepted; other sockets are closed, those that say nothing after a while. A connection of several
 // sockets is accepted when all of them have arrived; the connecting side chooses how many. Runs on

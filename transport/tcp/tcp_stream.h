@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes of one TCP connection. The socket is watched edge-triggered, once, for everything: in
 // steady state a message costs one system call on each side, and a reader that has no room for more
 // is not called repeatedly. So `readable` reports only new bytes; a reader that stopped early must

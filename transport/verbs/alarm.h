@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reports a device's asynchronous events (libibverbs): that the device, or a connection's queue
 // pair or completion queue, has failed. After that the queue may deliver no more completions, not
 // even flushes, so an alarm must wake the connection that waits for them.

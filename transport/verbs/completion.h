@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The completion queue of one connection, which is polled, and its event channel, whose descriptor
 // becomes readable when a completion arrives after arm(). Connections do not share it, so that it
 // cannot overflow. Used by one thread at a time.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An opened RDMA device and its protection domain, which all its connections share. Thread-safe;
 // its functions are system calls of some microseconds.
 #pragma once

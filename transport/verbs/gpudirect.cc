@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Registers GPU memory with an RDMA device: as a dma-buf, which one kernel driver hands to another,
 // or by address, if the module nvidia_peermem is loaded, which knows GPU addresses.
 #include <algorithm>

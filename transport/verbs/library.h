@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every function of libibverbs that Weft uses, in one table that dlopen fills, so that a program
 // built with verbs starts on a machine without libibverbs. The functions that post work and poll
 // completions are inline in verbs.h and call through the device's own table, so they need no entry

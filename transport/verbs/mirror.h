@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A ring buffer whose memory is mapped twice in a row, so that every part of the ring is
 // contiguous.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ports of this machine's RDMA devices as plain data, and the choice of the port for a
 // connection. Pure functions: device.h fills in the data, or a test does.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A reliable connected queue pair: it executes posted work in order, or fails. All its completions
 // arrive in one queue. The post_ functions are thread-safe; the others are for one thread at a
 // time.

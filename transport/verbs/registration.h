@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that a device may read or write. Destroying a registration deregisters the memory. After
 // that the device does not access the memory any more, unless the log reports that it could not be
 // deregistered.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The receiving half of a connection: the ring that the peer writes to, and the place that read()
 // has named for a large piece. It checks everything that the peer says, so a peer can spoil only
 // its own bytes. Used by the event loop's thread only.

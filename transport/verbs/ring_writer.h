@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sending half of a connection. RDMA writes copy small pieces into a ring in the peer's memory
 // and tell how many bytes are new. A large piece, or one in GPU memory, is not copied: the writer
 // tells the peer that the piece waits, the peer answers with its place, and an RDMA write moves it

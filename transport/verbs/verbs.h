@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RDMA between processes on hosts that InfiniBand or RoCE connects. docs/rdma.md lists the
 // requirements for a cluster.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The byte stream of a connection over a queue pair. The two ends meet over a TCP connection, where
 // they exchange hellos, and keep it: its end shows that the other process has died, which a queue
 // pair that has nothing to send does not notice.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The control messages of a connection over verbs (docs/rdma.md), beside the bytes of docs/wire.md:
 // a hello over TCP, then notes and immediates on the queue pair. Pure functions; decoders check
 // every byte, as a stranger may have sent it. All numbers are little-endian.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replaces gpudirect.cc in a build without CUDA. These functions are never called there with GPU
 // memory.
 #include <weft/transport/verbs/registration.h>

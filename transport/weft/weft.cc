@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The default backend for host memory. It has no connections of its own: the ranks of a group agree
 // on another transport and join over it. They use shm if each rank reaches all others by it, else
 // tcp.

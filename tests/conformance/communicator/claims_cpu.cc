@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The claims for the settings that need no GPU: Gloo on the host, with threads and with processes;
 // Gloo through pinned memory and NCCL, both on fake GPUs.
 #include <weft/tests/conformance/communicator/host_ranks.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The claims on a real GPU: Gloo through pinned memory, NCCL with one rank, and NCCL with two ranks
 // on one GPU. NCCL accepts the latter only from processes that appear to be on different hosts.
 #include <weft/tests/conformance/communicator/cuda_ranks.h>

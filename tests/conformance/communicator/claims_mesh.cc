@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The claims for every backend that has connections, and so makes its communicator of them, and for
 // "weft", which chooses one of those: with threads and with processes as ranks, on host memory.
 // connection_test reports the backends that cannot be opened here.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The claims on device memory for every backend that has connections: through pinned memory, on
 // fake GPUs.
 #include <weft/tests/conformance/communicator/fake_gpus.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The claims for MPI, whose ranks are processes under mpirun: each process runs this program, and
 // so each of its tests, together with the others (mpi_test.cc starts them).
 #include <csignal>

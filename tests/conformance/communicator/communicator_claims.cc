@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The claims about every communicator, over any backend. The communicator itself says which dtypes,
 // operators, tags and sources it supports.
 #include <numeric>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank's GPU, real or fake: memory that is written and read through pinned copies, and gates that
 // streams wait for.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fault matrix for communicators over connections (docs/faults.md): rank 1 is a process that is
 // killed or stopped while it joins, while large reductions run, or while it is idle. Rank 0 notices
 // within its timeout, its error names rank 1, and every later operation fails at once.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank on the host: memory of its process, and gates that are flags.
 #pragma once
 

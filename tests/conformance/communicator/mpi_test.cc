@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the claims about MPI under mpirun, with two ranks and with four.
 #include <array>
 #include <cstdio>

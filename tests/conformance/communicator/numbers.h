@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers of any dtype in the memory of a rank, and the results that collectives should produce
 // from them. A rank's i-th number is small, so that sums of a few of them are exact in every dtype
 // but the 8-bit floats.

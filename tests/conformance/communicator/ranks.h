@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ranks on which the claims about communicators are checked: each has a communicator of the
 // backend under test, and memory that this communicator can use.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/tests/conformance/communicator/threads.h>
 #include <weft/tests/harness/interface.h>
 #include <weft/tests/harness/memory_bootstrap.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The other end of a connection in a process of its own. Fork it before the test makes threads.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA IPC between two processes on a real GPU. (cuda_ipc_test and connection_ipc_test check it on
 // fake GPUs, where one fake driver plays two processes.)
 #include <array>

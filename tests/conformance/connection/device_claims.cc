@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Payloads and destinations on a GPU: connections of every backend through pinned memory, on a fake
 // GPU or, in the program for machines that have one, on a real one; and by CUDA IPC, on a fake one.
 // The claims about host memory are in the other files; they are checked over such connections too.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory between two processes, each with a driver of its own: connections through pinned
 // memory, on fake GPUs.
 #include <array>

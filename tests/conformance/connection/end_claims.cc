@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How connections begin and end: listening, connecting to nobody, closing, dropping, lost peers.
 #include <array>
 #include <future>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two processes with a connection between them, for claims about processes.
 #pragma once
 

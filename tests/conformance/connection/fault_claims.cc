@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fault matrix between two processes (docs/faults.md): a peer that is killed, stopped and then
 // killed, slow, or out of descriptors, while the connection connects, carries headers, carries a
 // payload, is idle or closes. In every case messages arrive whole and in order, a connection that

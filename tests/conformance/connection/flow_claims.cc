@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When things happen: the two phases of receiving, fences, pins, back-pressure and limits.
 #include <array>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Both ends of a connection of any backend, each on its own loop, for the claims that every backend
 // must keep.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether connections of a backend reach other processes. This asks the backend, so that no test
 // needs a list of names and a new backend is tested like the others.
 #pragma once

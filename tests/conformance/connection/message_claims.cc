@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages arrive whole and in order, whatever their sizes and however the ends take turns.
 // TensorPipe's test suite checks many of these behaviours too.
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <weft/tests/conformance/connection/staged_lanes.h>
 
 namespace weft::conformance {

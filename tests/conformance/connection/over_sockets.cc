@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tcp connections of several sockets each (WEFT_TCP_SOCKETS).
 #include <weft/tests/conformance/connection/lanes.h>
 #include <weft/transport/tcp/tcp.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages between two processes, and the effects of killing one of them.
 #include <array>
 #include <optional>

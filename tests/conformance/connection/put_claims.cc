@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One-sided writes change exactly the bytes they name, in order with the sends of their connection.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The long run: messages of mixed sizes both ways at once, every byte checked, and no memory or
 // descriptor leaked. 100 000 messages each way, and a million in ./dev test --all and ./dev soak
 // transport; a fiftieth of these under tsan, and for connections that carry device memory over

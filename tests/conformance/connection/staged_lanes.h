@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A backend whose connections carry device memory through pinned memory, or by CUDA IPC if it can
 // be shared, on a fake GPU or a real one.
 #pragma once

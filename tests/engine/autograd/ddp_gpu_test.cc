@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two trainers, each with its own GPU, in autograd contexts. ddp_test.cc has the same on the CPU.
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/tests/engine/autograd/trainers.h>

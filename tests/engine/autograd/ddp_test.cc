@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests DistributedDataParallel inside autograd contexts.
 #include <functional>
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // BackwardMode::Exact first asks which messages lead to the roots. Tests that a failure in that
 // round ends the pass as a later failure does.
 #include <csignal>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Expected gradients of passes, by libtorch alone.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests passes that fail.
 #include <csignal>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests gradients where a pass leaves them: their hooks and their memory.
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function_hook.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests calls and references in autograd contexts.
 #include <torch/types.h>
 

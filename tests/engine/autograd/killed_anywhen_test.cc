@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kills a worker at a random instant while all workers train through each other at random. Each
 // pass of the others must end, with success or with an error that names the killed worker, and no
 // context or reference may remain.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests passes that lose a worker which the root reaches only through another worker.
 #include <atomic>
 #include <csignal>

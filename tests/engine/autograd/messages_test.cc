@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts the messages of an iteration: exactly those on which its steps depend, each a request and
 // its reply.
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests backward passes within a backward pass: activation recomputation in a context.
 #include <functional>
 #include <stdexcept>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests passes whose tensors lie on GPUs, over the fake driver. No host waits between the kernel
 // that computes a gradient on one worker and the kernel that reads it on another; streams order
 // them. Named operations on streams stand for the nodes' kernels. cuda_gpu_test.cc has passes that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests calls outside of any context, whose gradients are lost. When a backward pass shows that
 // they were wanted, the process warns, and only once; so each worker is a process.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests when a pass sends gradients, by the order of events: in the wrong order a node would not
 // stop waiting.
 #include <condition_variable>

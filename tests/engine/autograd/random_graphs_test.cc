@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests that random graphs, cut at random places, have the gradients that they have in one process.
 #include <map>
 #include <random>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests contexts and the recording of calls in them.
 #include <functional>
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared by the tests of autograd: the settings they run in, and ways to call another worker.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests sparse tensors in remote calls and passes: recording, the end of contexts, references,
 // dtypes, nested and mixed calls, and many passes.
 #include <torch/autograd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared by tests of trainers, each with an agent and a group: the settings they run in, and a
 // model that alternates between another worker's layers and averaged layers here.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests passes that have ended without an error on one worker and may still fail on another: their
 // gradients there may still be discarded.
 #include <array>

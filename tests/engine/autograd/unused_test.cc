@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests tensors that were sent and lead to no root, and undefined gradients.
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/nodes.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How workers that join, leave and die are recorded in the job's store.
 #include <condition_variable>
 #include <memory>

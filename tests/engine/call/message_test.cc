@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whole messages over a connection: which bytes are sent, and which are copied before.
 #include <optional>
 

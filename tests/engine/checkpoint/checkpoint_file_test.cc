@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The file of a checkpoint is whole, the old one or the new one, even if its writer is killed or
 // fails.
 #include <csignal>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checkpoints of several ranks: a job goes on from one as if nothing had happened, nothing is half
 // saved or half loaded, and all ranks get the same error.
 #include <functional>

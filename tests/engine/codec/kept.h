@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Encodes and decodes values and tensors, and compares the results.
 #pragma once
 

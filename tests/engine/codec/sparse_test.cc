@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sparse tensors, whose indices and values libtorch does not check.
 #include <filesystem>
 #include <optional>

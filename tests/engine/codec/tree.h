@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A value of nested containers, of any depth.
 #pragma once
 

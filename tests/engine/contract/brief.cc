@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mistakes of everyday use. compile_test.py compiles each "#ifdef NAME  // says: SENTENCE" in a
 // namespace of its own, after a copy of the declarations that all of them share. It expects the
 // sentence in at most 15 lines of output, which name a line of the mistake. "FIRST | SECOND"

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compiles without output, with the flags that the build has for the contract's test.
 
 usage: compile_test.py BUILD_FOLDER refused FILE CXX …         fails with the errors that FILE's comments name

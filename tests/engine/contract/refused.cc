@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Code that must not compile. compile_test.py compiles this file and expects, for each line that
 // ends with "refused: …", an error at that line with that text. Each line has types of its own,
 // because the compiler reports an error once for each type.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program that uses each spelling of the public API of RPC, RRef, Future and the codec once, and
 // checks the result. Where this does not compile, users' programs do not either.
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives and training steps captured into CUDA graphs, on a real GPU over NCCL with one rank:
 // the fake driver cannot show libtorch's kernels, its allocator and autograd's threads inside a
 // capture.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel refuses models and options that differ between ranks, and models that it
 // could not average.
 #include <gmock/gmock.h>

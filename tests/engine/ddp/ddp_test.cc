@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Results of DistributedDataParallel, under all of its options.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Several forwards and backwards of one model, in any order, and modules that change between them.
 #include <mutex>
 #include <thread>

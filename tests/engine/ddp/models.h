@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small models for the tests, in double precision so that sums can be compared closely.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Outputs of a forward, and those that the loss leaves out.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares random training programs under DistributedDataParallel with the results of one process:
 // forwards inside and outside of no_sync, backwards in any order and of several forwards at once,
 // kept graphs, frozen, thawed, replaced and unused parameters, static graphs. Every gradient equals

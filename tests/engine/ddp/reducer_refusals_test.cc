@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Refusals of the reducer, and the consequences of a backward that fails.
 #include <latch>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When the reducer reduces which gradients: overlap, accumulation, unused and shared parameters,
 // static graphs. Refusals and failures are in reducer_refusals_test.cc.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A model on more than one device of a rank trains like the same model on one device. Two ranks
 // share the GPUs, so they are processes, and their gradients travel through host memory (gloo).
 #include <gtest/gtest.h>

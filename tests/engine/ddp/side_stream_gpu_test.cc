@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel on a stream of the user's own, without the host ever waiting: each pass
 // gives its own average, and no later one overwrites it too early. Two ranks share the GPU, so they
 // are processes, and their gradients travel through host memory (gloo).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Training goes on after a rank is lost, as docs/data-parallel.md tells a user to do: the others
 // make a group of the living ranks, wrap the model and the parameters again, and end with the
 // results of an undisturbed run.

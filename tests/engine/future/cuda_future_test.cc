@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Futures whose values are on GPUs, over the fake driver.
 #include <map>
 #include <thread>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors for futures, and the texts of errors that they throw.
 #pragma once
 

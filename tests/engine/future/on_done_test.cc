@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Continuations of a future run in order, each once, on the future's executor.
 #include <atomic>
 #include <deque>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An error on one rank is thrown on all ranks.
 #include <new>
 

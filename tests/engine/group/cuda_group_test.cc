@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Process groups with CUDA tensors over the fake driver: Gloo receives them staged through host
 // memory. Every rank has a GPU of its own.
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that run out of descriptors while they join: all ranks end at once and report the reason.
 #include <array>
 #include <csignal>

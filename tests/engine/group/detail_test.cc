@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WEFT_DEBUG=detail: ranks compare their next operations before anything is sent.
 #include <cstdlib>
 

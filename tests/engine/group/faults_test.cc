@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors and survival of the other ranks when one is killed or stopped.
 #include <algorithm>
 #include <csignal>

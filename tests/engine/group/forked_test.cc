@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Children that are forked from a rank share its connections; they must neither use nor end them.
 #include <optional>
 #include <stdexcept>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives that autograd differentiates: values and gradients are compared with their closed
 // forms. Rank r's input is r + 1 everywhere. Its loss is the sum of sin(result) times a weight of
 // its own, so that ranks differ.

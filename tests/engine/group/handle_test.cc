@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Functions of a group besides its operations: its error, time limits, leaving.
 #include <csignal>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program that a rank starts by exec inherits no descriptor of Weft or of the libraries below it.
 #include <cstdio>
 #include <set>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Work::on_done_inline.
 #include <atomic>
 #include <optional>

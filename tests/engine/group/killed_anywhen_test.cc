@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank is killed at a random instant, in the middle of operations of all ranks. All that the
 // others wait for, and every later call, names the dead rank; no result before was wrong.
 #include <deque>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that make different calls. Over Weft's own transports each message says which call it
 // belongs to, so both ranks get a Caller error at once, without any environment variable.
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives and messages of C++ values.
 #include <map>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums of sparse tensors.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank that waits for another reports it, once a job, and names that rank. Here it does so after
 // a fraction of a second; the late ranks come when the line has been written.
 #include <condition_variable>

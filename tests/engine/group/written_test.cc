@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A call tells autograd which tensors it writes, and refuses outputs that share memory with its
 // other tensors.
 #include <mutex>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests how ranks agree on the file of their timeline.
 #include <optional>
 #include <thread>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests the text that is served at /metrics, and that a real Prometheus scrapes it.
 #include <atomic>
 #include <csignal>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests what an attached NVTX tool sees of groups.
 #include <map>
 #include <set>

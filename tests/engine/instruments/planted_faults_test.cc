@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plants faults among real ranks, each in its own process, and expects that the analysis of their
 // flight recorders names them.
 #include <algorithm>

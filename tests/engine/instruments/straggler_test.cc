@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plants a straggler among real ranks of synchronous training and tests what weft-run --status says
 // of it. The test sets the time for all processes. Time passes only while the straggler computes,
 // so each rank's wait is exact.

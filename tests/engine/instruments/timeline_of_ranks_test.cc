@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests WEFT_TIMELINE with real ranks.
 #include <algorithm>
 #include <csignal>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests the reports of ranks that a signal ends.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program whose rank 1, or whose only rank, crashes: in main(), after it has joined a group, or
 // in a rank of weft::spawn.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands in for the libcuda.so.1 of a machine whose GPUs this process may not see. Every function
 // succeeds and writes nothing, so the number of devices stays zero, as the caller set it.
 #include <weft/cuda/driver.h>

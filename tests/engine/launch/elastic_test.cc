@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests weft-run on several nodes that meet at a rendezvous (here, processes of one machine), and
 // --max-restarts.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program that launchers start in the tests. It joins by env://, adds up the ranks, passes a
 // message around and prints one line. With an argument, the rank with that number throws instead.
 #include <cstdio>

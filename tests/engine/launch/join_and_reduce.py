@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same as join_and_reduce.cc with Python's torch.distributed, for jobs that have ranks of both."""
 
 import torch

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs join_and_reduce below other launchers, and in one job with Python's torch.distributed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests the state that nodes agree on, change by change.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests nodes that meet, each on its own thread, at one store.
 #include <atomic>
 #include <future>

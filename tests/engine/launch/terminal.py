@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """weft-run under a terminal: ranks read from it, and Ctrl-C ends them.
 
 usage: terminal.py WEFT_RUN

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests DistributedOptimizer. Of the optimizers in PyTorch's own tests, libtorch's C++ has no
 // Adamax, Adadelta or Rprop.
 #include <atomic>

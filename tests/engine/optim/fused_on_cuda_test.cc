@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests the fused optimizers on the fake GPU, whose kernels run the real kernels' code on the host
 // when their stream reaches them. The fake has no kernels of libtorch, so steps that need them (new
 // state, other layouts) are not tested.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests which parameters and states DistributedOptimizer accepts.
 #include <torch/optim/sgd.h>
 

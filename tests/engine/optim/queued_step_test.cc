@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests steps that are queued behind a running pass: when each owner steps, and what a failed pass
 // leaves.
 #include <condition_variable>

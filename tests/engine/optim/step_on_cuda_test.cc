@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests that steps of a DistributedOptimizer on GPUs keep stream order. The workers of this process
 // share one GPU of the fake driver. libtorch has no kernels there, so a step copies, and a gradient
 // is filled.

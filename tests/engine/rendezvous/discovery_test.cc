@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The agreement on the processes of a rendezvous by multicast, over a scripted network: the test
 // decides which datagrams are lost, doubled or late, and sets the clock.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tcp://[multicast address]:port over the loopback interface, and over a virtual cable between two
 // network namespaces.
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The lives of agents: workers that join open jobs, leave, and join again, and workers that may not
 // join.
 #include <condition_variable>

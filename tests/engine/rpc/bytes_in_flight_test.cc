@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The limit of the bytes of calls that are under way from one worker to another: a call beyond it
 // waits.
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls that succeed.
 #include <atomic>
 #include <condition_variable>

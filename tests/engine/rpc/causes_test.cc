@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors and log lines name causes that lie outside of the call itself.
 #include <chrono>
 #include <csignal>

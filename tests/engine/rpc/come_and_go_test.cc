@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Workers of an open job join and leave all the time, while all use each other's references at
 // random: calls succeed or name the worker that is missing, nothing hangs, and nothing is left.
 #include <gtest/gtest.h>

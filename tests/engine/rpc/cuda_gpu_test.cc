@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors of a real GPU in remote calls: two workers of this process, on one GPU. The same as in
 // cuda_test.cc and cuda_order_test.cc, which use the fake driver, but with kernels.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors of GPUs in remote calls, over the fake driver: the order of streams, and failures. Tests
 // that compute on a GPU are in cuda_gpu_test.cc.
 #include <thread>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors of GPUs in remote calls, over the fake driver: to which device they go. Tests that
 // compute on a GPU are in cuda_gpu_test.cc.
 #include <weft/tests/engine/rpc/cuda_workers.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Workers of this process that see the same four GPUs, of the fake driver, and functions to call on
 // them. The fake driver has no kernels, so the functions only pass on, copy and fill tensors.
 #pragma once

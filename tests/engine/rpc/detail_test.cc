@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WEFT_DEBUG=detail finds tensors that are changed while they are being sent. Options::faults holds
 // messages back for a while, so that the change happens before they are sent.
 #include <cstdlib>

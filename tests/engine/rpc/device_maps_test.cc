@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rules of rpc::Options::device_maps and devices, on machines with and without a GPU.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Children that are forked from a worker share its connections, and must neither use nor end them.
 #include <atomic>
 #include <functional>

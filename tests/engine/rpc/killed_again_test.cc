@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Workers that are killed and started again under their names, as processes: the others reach the
 // new ones, and nothing of the old ones is left.
 #include <condition_variable>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A worker is killed at a random time, while all use each other's references at random: the others
 // go on, and nothing is counted once they have dropped their references.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A worker is killed at each point of a reference's life: the others go on, and count none of its
 // references afterwards.
 #include <csignal>

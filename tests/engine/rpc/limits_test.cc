@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The limits of the calls that one worker may have under way to another, and how an agent treats a
 // peer that keeps to no limit.
 #include <array>

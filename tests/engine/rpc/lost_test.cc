@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When a connection ends, an agent asks whether the worker lives and which references have arrived.
 // The network is simulated by inproc links with faults.
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Workers that cannot connect over the preferred transport use the next one.
 #include <cerrno>
 #include <fstream>

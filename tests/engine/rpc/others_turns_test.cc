@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls must depend neither on which thread drives the event loop nor on the fate of other calls:
 // messages that arrive while a user's thread drives it, functions that block elsewhere, and values
 // that cannot be sent or read.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One worker of a test in which all use each other's references at random.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Error::ranks() of calls: the ranks that an error names, which also travel with it.
 #include <atomic>
 #include <csignal>

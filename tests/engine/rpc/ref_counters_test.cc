@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The counters that each worker has of references: exact while they live, and zero at the end.
 #include <thread>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Functions and types for tests of references: plain values, accounts that count how many of them
 // live, and values whose creation waits for a gate.
 #pragma once

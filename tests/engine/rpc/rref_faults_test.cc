@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // References over a network that refuses, delays and drops messages.
 #include <thread>
 

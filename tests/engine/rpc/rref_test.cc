@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // References. Their behaviour over a faulty network is in rref_faults_test.cc.
 #include <sstream>
 #include <thread>

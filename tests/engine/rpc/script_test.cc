@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TorchScript that workers expose, called by name.
 #include <condition_variable>
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options::secret: a peer that does not know it is refused after its first message.
 #include <barrier>
 #include <thread>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How agents shut down and leave.
 #include <atomic>
 #include <condition_variable>

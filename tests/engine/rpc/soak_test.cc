@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A long run of calls: several workers call each other at random, in all modes, with errors, time
 // limits, references that travel and control messages that are refused; afterwards no counter is
 // above zero and no memory is kept. It takes WEFT_SOAK_SECONDS, 3 by default; `./dev soak rpc` runs

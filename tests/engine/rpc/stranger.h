@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A peer that connects to an agent and writes its messages by hand, for tests of how agents treat
 // peers.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Programs build barriers, gathering and parameter servers with deferred replies.
 #include <array>
 #include <filesystem>

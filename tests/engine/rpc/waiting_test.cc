@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Futures of calls, and waits for several of them.
 #include <atomic>
 #include <mutex>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Workers for tests of RPC: one body, run by N threads of this process or by N forked processes,
 // over one transport.
 #pragma once

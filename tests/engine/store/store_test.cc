@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connections of groups and agents to a store that the program provides.
 #include <cstdio>
 #include <fstream>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ZeroRedundancyOptimizer::overlap_with on a GPU gives bit for bit the results of backward followed
 // by step(). Two ranks share the GPU, so they are processes, and gradients and values travel
 // through host memory (gloo).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ZeroRedundancyOptimizer::overlap_with gives bit for bit the results of backward followed by
 // step() and works while backward computes; if it fails on one rank, it fails on all.
 #include <functional>

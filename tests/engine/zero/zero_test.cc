@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ZeroRedundancyOptimizer: equality with the optimizer on one rank, owners of parameters and
 // states, and the order of messages.
 #include <future>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPU bench of streams over the fake driver: every way to hand work between streams is
 // measured, and none hangs.
 #include <array>

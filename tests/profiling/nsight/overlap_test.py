@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tests overlap.py with handmade tables in the form of nsys's exports, and nsys.sh and ncu.sh with stand-ins for the tools.
 
 usage: overlap_test.py OVERLAP_PY

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Unmatched messages between two ranks, planted in handmade dumps.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

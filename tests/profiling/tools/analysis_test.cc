@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Each fault, planted in handmade dumps. tests/engine/instruments/planted_faults_test.cc does the
 // same with real ranks.
 #include <filesystem>

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """For wrong command lines and files, weft-debug and weft-timeline say what is wrong and exit with 2. --version prints VERSION.
 
 usage: command_line_test.py FOLDER_OF_PROGRAMS VERSION

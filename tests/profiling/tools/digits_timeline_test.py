@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains the digits on two processes with WEFT_TIMELINE and checks the timeline: it has arrows between the ranks, and its exposed
 communication agrees with the waiting time that the program measures. Then checks the timeline of a job of remote calls.
 

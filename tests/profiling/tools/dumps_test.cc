@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Genuine dumps, of one job and of two, whole and damaged.
 #include <filesystem>
 #include <fstream>

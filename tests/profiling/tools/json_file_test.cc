@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files with deeply nested lists: copying and printing them would recurse as deeply.
 #include <fstream>
 #include <string>

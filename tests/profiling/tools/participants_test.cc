@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Jobs in which agents have other numbers than the ranks of a group: the server is agent 0, and the
 // trainers are agents 1 and 2, and ranks 0 and 1 of their group.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the times of machines with different clocks are merged.
 #include <algorithm>
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which process an event belongs to, how lost events are handled, and which rank merges.
 #include <csignal>
 #include <filesystem>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Timelines whose ranks are child processes of the test, run one after the other.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests the header as a build with WEFT_TRACE=OFF sees it, whichever this build is.
 #undef WEFT_TRACE_ENABLED
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an NVTX tool receives.
 #include <map>
 #include <set>

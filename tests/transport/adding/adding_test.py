@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Adds a transport as docs/adding-a-transport.md says, and runs the conformance suites over it.
 
 In a copy of the tree, transport/inproc is copied to transport/copycat and every name in it is changed; nothing else in the

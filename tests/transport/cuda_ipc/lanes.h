@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Both ends of a cuda_ipc connection on a fake GPU, in one process that plays two.
 #pragma once
 

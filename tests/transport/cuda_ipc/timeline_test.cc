@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a timeline shows of a cuda_ipc connection.
 #include <weft/profiling/trace/trace.h>
 #include <weft/tests/harness/device_timeline.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of virtual addresses over cuda_ipc connections: it is shared by file descriptors.
 #include <cstdlib>
 #include <thread>

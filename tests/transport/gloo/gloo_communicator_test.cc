@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Behaviour of the Gloo backend alone; tests/conformance has the claims for every backend.
 #include <array>
 #include <filesystem>

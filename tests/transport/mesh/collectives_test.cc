@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives of realistic sizes over real connections, compared with a plain reference; and calls
 // that do not match.
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A small collective allocates its Op only, and nothing at all if it ends within its call. This is
 // a program of its own, because it counts what operator new allocates.
 #include <cstdlib>

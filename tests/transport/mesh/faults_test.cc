@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Peers that send nonsense, leave, or never join: every pending operation ends with an error that
 // names them.
 #include <weft/base/log.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A communicator whose process has no memory left for what a collective needs besides its tensors.
 // This is a program of its own: its aligned operator new, which allocates the scratch memory
 // (transport/mesh/scratch.h), can be made to fail.

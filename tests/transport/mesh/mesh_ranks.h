@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks of a mesh that are threads of the test, over inproc; and a scripted rank.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plans of all ranks, executed against each other in one thread and in random order: every part
 // is expected by its receiver, no step waits for ever, and the result is that of the collective.
 #include <bit>

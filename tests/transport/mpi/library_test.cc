@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the library says about GPU memory, for a CUDA-aware MPI and for one that is not.
 #include <cstring>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Under MPI_THREAD_SERIALIZED no two threads are inside MPI at once, whichever function they call.
 // The MPI here is the test's own; it checks that.
 #include <array>

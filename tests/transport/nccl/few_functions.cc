@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A libnccl.so.2 with only a few of NCCL's functions, for library_test.cc. CMake sets its version.
 // It does not include nccl.h, which declares the same functions with NCCL's types.
 extern "C" {

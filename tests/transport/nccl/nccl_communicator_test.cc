@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The NCCL backend over the fake NCCL: which calls it makes, and how it fails. (tests/conformance
 // checks for every backend that results are right.)
 #include <cstring>

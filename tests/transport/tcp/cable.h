@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Peers that vanish silently: two networks on one machine with a cable between them that can be
 // cut, and a machine that has rebooted.
 #pragma once

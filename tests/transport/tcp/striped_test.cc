@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Several sockets that form one stream: how such connections are made, and what happens when one of
 // the sockets is lost.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // After close() a connection is kept until its peer has ended its side, so that sent bytes are not
 // lost. A peer that does not end its side is given up; the owner learned of the end long before.
 #include <gtest/gtest.h>

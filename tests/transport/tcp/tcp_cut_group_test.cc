@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A group of two ranks over tcp; the cable between them is cut while they join, in an operation,
 // while they are idle, and while one leaves.
 #include <future>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Peers that are killed, stopped, forgotten, or behind a cut cable. Each test has a process and, if
 // needed, a network of its own.
 #include <csignal>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Listeners, and strangers that connect to them.
 #include <atomic>
 #include <future>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tcp backend, beyond what the other files check. Its connections pass the claims of
 // tests/conformance/connection, which finds it in the registry.
 #include <atomic>

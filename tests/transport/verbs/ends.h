@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Both halves of a connection on a queue pair of fake devices; the test drives them.
 #pragma once
 

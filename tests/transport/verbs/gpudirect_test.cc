@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPU memory on verbs connections (GPUDirect RDMA): fake GPUs and fake RDMA devices, whose
 // registrations are checked.
 #include <cstring>

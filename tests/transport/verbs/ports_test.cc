@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which port and which of its addresses a connection uses, on invented machines.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>

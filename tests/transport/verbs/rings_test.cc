@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Both halves of a connection over a queue pair, step by step.
 #include <algorithm>
 #include <random>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whole verbs connections between fake devices, with memory of a fake GPU. The claims for
 // connections are in tests/conformance/connection, which tests/guest runs over software RDMA.
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which ports connections use; inproc carries the hellos.
 #include <future>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hellos and notes of a peer, over TCP and on the queue pair, and of a stranger.
 #include <random>
 

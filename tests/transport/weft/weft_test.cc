@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ranks of a group agree on one transport. Ranks are threads here; a store made by the test
 // replaces a rank's offer with that of a rank on another host, or of one without shm.
 #include <functional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 
 #include <weft/tests/engine/rpc/two_programs/apart.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Functions and types that two programs of one job share: one serves them and makes no calls, the
 // other calls them. See two_programs_test.cc.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The serving program. It makes no calls, so others can call only the functions that it exposes.
 // Arguments: the job's address, the transport.
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A job of two different programs: this one calls, and serving.cc serves what it exposes. A
 // function that a program calls is entered by that call, so serving.cc makes no calls.
 #include <csignal>
