@@ -15,14 +15,14 @@ enum class ReduceOp : std::uint8_t {
   Sum = 0,  // of bools: logical or
   // Sum, then a division by the number of ranks, which the caller does (kernels/kernels.h).
   Avg = 1,
-  Product = 2,
+  Product = 2,  // the product of all elements
   // A NaN wins, as in torch.minimum (not in Gloo's own reductions:
   // docs/differences-from-pytorch.md). Of bools: logical and.
   Min = 3,
-  Max = 4,
-  BitAnd = 5,
-  BitOr = 6,
-  BitXor = 7,
+  Max = 4,     // like Min; of bools: logical or
+  BitAnd = 5,  // bit by bit, of integers and bools
+  BitOr = 6,   // bit by bit, of integers and bools
+  BitXor = 7,  // bit by bit, of integers and bools
 };
 
 // Returns the name of the enumerator: "Sum".

@@ -74,6 +74,7 @@ WEFT_API std::uint64_t hash_of(std::string_view text);
 // Runs a short function on the callee's loop: agent.sync<inline_<&f>>(to, …). It must not block.
 template <auto F>
 struct Inline {};
+// As a function to call: `F`, run on the callee's loop. F must be short and must not block.
 template <auto F>
 constexpr Inline<F> inline_{};
 

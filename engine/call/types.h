@@ -94,17 +94,17 @@ struct Outcome {
 // The purpose of a message. Calls of users' functions are Call and Reply; Create if the result
 // stays with the callee as an RRef.
 enum class MessageKind {
-  Call,
-  Reply,
-  Create,
-  Fetch,
-  Fork,
-  ChildAccept,
-  UserDelete,
-  ContextCleanup,
-  Backward,
-  Gradient,
-  Shutdown
+  Call,            // calls a function
+  Reply,           // carries its result or its error
+  Create,          // calls a function whose result stays as an RRef
+  Fetch,           // asks an RRef's owner for a copy of the value
+  Fork,            // tells an RRef's owner of another user
+  ChildAccept,     // tells the user that gave an RRef that the owner knows of the new user
+  UserDelete,      // tells an RRef's owner that a user has dropped it
+  ContextCleanup,  // releases an autograd context
+  Backward,        // runs one worker's part of a backward pass
+  Gradient,        // carries gradients
+  Shutdown         // agrees on the end of all calls
 };
 
 // Names one message of a call on both of its sides. A call's number is unique at its caller.

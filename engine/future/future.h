@@ -536,7 +536,8 @@ class Promise {
  public:
   // Makes a promise with a future of its own.
   Promise() : Promise(detail::current_executor()) {}
-  // A thread that blocks on the future drives this executor's loop; may be null.
+  // For Weft's own use: a thread that blocks on the future drives this executor's loop; may be
+  // null.
   explicit Promise(std::shared_ptr<detail::Executor> executor)
       : owner_(std::make_shared<Owner>(std::move(executor))) {}
 
@@ -550,10 +551,12 @@ class Promise {
   }
   // Completes a future without a value.
   void set() const requires std::is_void_v<T> { owner_->state->set({}); }
-  // Sets a value that is ready when `work` has run on its devices.
+
+  // For Weft's own use: sets a value that is ready when `work` has run on its devices.
   void set_with(detail::DeviceWorkRef work, detail::Stored<T> value) const {
     owner_->state->set(std::move(value), std::move(work));
   }
+
   // Completes the future with an error.
   template <std::derived_from<Error> E = Error>
   void set_error(const E& error) const {

@@ -3,6 +3,7 @@
 """Builds the site of ./dev docs and looks at it.
 
 usage: site_test.py links     every link and anchor leads somewhere in the site, and no page loads anything from elsewhere
+       site_test.py errors    a public name without a comment, and a link that leads nowhere, fail the build
        site_test.py browser   a browser opens it from disk; its search finds names and pages, and leads to them
        site_test.py filter    headers and pages become what Doxygen documents; needs neither Doxygen nor a browser
 """
@@ -119,6 +120,38 @@ class Links(Site):
         for file, member in {"classweft_1_1DistributedDataParallel.html": "register_comm_hook", "classweft_1_1RRef.html": "sync",
                              "classweft_1_1ZeroRedundancyOptimizer.html": "overlap_with"}.items():
             self.assertRegex((self.site / file).read_text(), rf">{member}<", file)
+
+
+class Errors(unittest.TestCase):
+    """Builds of a copy of the sources that have a mistake."""
+
+    def errors_with(self, *changes):
+        """The errors of the build after (file, old text, new text) changes."""
+        with tempfile.TemporaryDirectory(prefix="weft-site-") as folder:
+            root = Path(folder)
+            shutil.copytree(ROOT / "tools" / "docs", root / "tools" / "docs", ignore=shutil.ignore_patterns("__pycache__"))
+            headers = [path for topic in site_map.topics() for path in (topic.public_header, *topic.headers)]
+            for path in [*headers, *site_map.pages()]:
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / path, root / path)
+            for file, old, new in changes:
+                text = (root / file).read_text()
+                self.assertIn(old, text)
+                (root / file).write_text(text.replace(old, new))
+            run = subprocess.run([sys.executable, root / "tools" / "docs" / "build.py", root / "site"], capture_output=True, text=True)
+            self.assertNotEqual(run.returncode, 0)
+            self.assertFalse((root / "site").exists())
+            return run.stderr
+
+    def test_names_without_comments_and_links_without_anchors_are_errors(self):
+        errors = self.errors_with(("engine/group/work.h", "  bool query() const;", "\n  bool query() const;"),
+                                  ("docs/rpc.md", "\n\n", "\n\n[there](launching.md#no-such-heading)\n\n"))
+        self.assertRegex(errors, r"work\.h:\d+: .*query\(\) const .* is not documented")
+        self.assertIn("launching-no-such-heading", errors)
+
+    def test_enumerators_without_comments_are_errors(self):
+        errors = self.errors_with(("kernels/reduce_op.h", "// the product of all elements", ""))
+        self.assertEqual(errors.strip(), "error: weft::ReduceOp::Product is not documented.")
 
 
 def title_of(page):
@@ -252,9 +285,9 @@ class Filter(unittest.TestCase):
 
 
 def main():
-    if len(sys.argv) != 2 or sys.argv[1] not in ("links", "browser", "filter"):
+    if len(sys.argv) != 2 or sys.argv[1] not in ("links", "errors", "browser", "filter"):
         sys.exit(__doc__)
-    case = {"links": Links, "browser": Browser, "filter": Filter}[sys.argv[1]]
+    case = {"links": Links, "errors": Errors, "browser": Browser, "filter": Filter}[sys.argv[1]]
     if case is not Filter and not shutil.which("doxygen"):
         skip("no doxygen: ./dev docs installs it")
     if case is Browser:

@@ -107,47 +107,77 @@ def navigation():
     return "\n".join(lines)
 
 
-def names_index(tags, folder):
-    """The search's entries for the names of the reference, from Doxygen's tag file; by topic."""
-    compounds = [compound for compound in ElementTree.parse(tags).getroot() if compound.get("kind") != "page"]
-    classes = {one.findtext("name"): one for one in compounds if one.get("kind") in ("class", "struct", "union")}
-    text_of = {file.name: file.read_text() for file in folder.glob("*.html")}
-    entries = {}  # (name, address): [name, kind, address, text]
-    topics = {}  # file: place of its topic
+def summaries(page, file):
+    """(address, text) of each summary of a class or a member in a list of a page."""
+    row = re.compile(r'<tr class="memdesc:([^"]*)">.*?<td class="mdescRight">(.*?)</td>', re.DOTALL)
+    for match in row.finditer(page):
+        before = page[: match.start()]
+        link = re.search(r'href="([^"#]+)">[^<]*</a>[^\n]*\s*$', before[before.rfind("<tr") :])
+        address = f"{file}#{match.group(1)}" if match.group(1) else link and link.group(1)
+        text = re.sub(r'<a [^>]*>More...</a>|<[^>]+>', "", match.group(2))
+        if address:
+            yield address, " ".join(html.unescape(text).split())
 
-    def add(name, kind, address):
-        entries.setdefault((name, address), [name, kind, address, ""])
 
-    def add_members(compound, scope, file=None):
-        """Adds the members under the scope's name, on the page `file` if they are there (also inherited ones are)."""
+class NamesIndex:
+    """The search's entries for the names of the reference, from Doxygen's tag file."""
+
+    def __init__(self, tags, folder):
+        compounds = [one for one in ElementTree.parse(tags).getroot() if one.get("kind") != "page"]
+        self.classes = {one.findtext("name"): one for one in compounds if one.get("kind") in ("class", "struct", "union")}
+        self.pages = {file.name: file.read_text() for file in folder.glob("*.html")}
+        self.summaries = {address: text for file, page in self.pages.items() for address, text in summaries(page, file)}
+        self.found = {}  # (name, address): [name, kind, address, summary]
+        self.enumerators = set()
+        self.topics = {}  # page: the place of its topic
+        for compound in compounds:
+            self.add_compound(compound)
+
+    def entries(self):
+        """The entries in the order of the topics."""
+        return sorted(self.found.values(), key=lambda entry: self.topics.get(entry[2].partition("#")[0], len(self.topics)))
+
+    def undocumented(self):
+        """Enumerators without documentation, of which Doxygen does not warn."""
+        return sorted(self.enumerators - {name for name, _ in self.found})
+
+    def add(self, name, kind, page, anchor=None):
+        if anchor is None or f'id="{anchor}"' in self.pages[page]:
+            address = f"{page}#{anchor}" if anchor else page
+            self.found.setdefault((name, address), [name, kind, address, self.summaries.get(address, "")])
+
+    def add_compound(self, compound):
+        kind, name, page = compound.get("kind"), compound.findtext("name"), compound.findtext("filename")
+        if kind == "group":
+            page = page.removesuffix(".html") + ".html"
+            place = list(site_map.TOPICS.values()).index(compound.findtext("title"))
+            shown = [self.classes[one.text].findtext("filename") for one in compound.findall("class")]
+            self.topics.update({file: place for file in [page, *shown]})
+            self.add(compound.findtext("title"), "topic", page)
+            for member in compound.findall("member[@kind='define']"):
+                self.add(member.findtext("name"), "macro", page, member.findtext("anchor"))
+        elif kind == "namespace":
+            self.add_members(compound, name)
+        elif name in self.classes:
+            self.add(name, kind, page)
+            if not name.startswith(BASES):
+                self.add_members(compound, name, page)
+            for base in compound.findall("base"):
+                if inherited := self.classes.get(re.sub(r"<.*", "", base.text).strip()):
+                    self.add_members(inherited, name, page)
+
+    def add_members(self, compound, scope, page=None):
+        """Adds members under the scope's name: on its page if they are there, as inherited ones are, else on their own."""
         for member in compound.findall("member"):
             name, anchor = member.findtext("name"), member.findtext("anchor")
-            page = file if file and f'id="{anchor}"' in text_of[file] else member.findtext("anchorfile")
-            if member.get("protection") == "private" or name.startswith(("~", "operator")):
+            if name.startswith(("~", "operator")):
                 continue
-            if f'id="{anchor}"' in text_of[page]:
-                add(name if name.startswith(f"{scope}::") else f"{scope}::{name}", member.get("kind"), f"{page}#{anchor}")
-
-    for compound in compounds:
-        kind, name, file = compound.get("kind"), compound.findtext("name"), compound.findtext("filename")
-        if kind == "group":
-            file = file.removesuffix(".html") + ".html"
-            place = list(site_map.TOPICS.values()).index(compound.findtext("title"))
-            topics.update({file: place, **{classes[one.text].findtext("filename"): place for one in compound.findall("class")}})
-            add(compound.findtext("title"), "topic", file)
-            for member in compound.findall("member"):
-                if member.get("kind") == "define":
-                    add(member.findtext("name"), "macro", f"{file}#{member.findtext('anchor')}")
-        elif kind == "namespace":
-            add_members(compound, name)
-        elif name in classes:
-            add(name, kind, file)
-            if not name.startswith(BASES):
-                add_members(compound, name, file)
-            for base in compound.findall("base"):
-                if inherited := classes.get(re.sub(r"<.*", "", base.text).strip()):
-                    add_members(inherited, name, file)
-    return sorted(entries.values(), key=lambda entry: topics.get(entry[2].partition("#")[0], len(topics)))
+            full = name if name.startswith(f"{scope}::") else f"{scope}::{name}"
+            here = page if page and f'id="{anchor}"' in self.pages[page] else member.findtext("anchorfile")
+            self.add(full, member.get("kind"), here, anchor)
+            for value in member.findall("enumvalue"):
+                self.enumerators.add(f"{full}::{value.text}")
+                self.add(f"{full}::{value.text}", "value", value.get("file"), value.get("anchor"))
 
 
 def plain(text):
@@ -183,9 +213,9 @@ def remove_leftovers(site):
 
 
 def build(folder):
-    """Builds the site and puts it in the place of `folder`; returns Doxygen's exit code.
+    """Builds the site and puts it in the place of `folder`; returns the exit code.
 
-    If Doxygen finds an error, `folder` stays as it is.
+    If there is an error, `folder` stays as it is.
     """
     with tempfile.TemporaryDirectory() as temporary:
         work, site = Path(temporary), Path(temporary) / "site"
@@ -195,7 +225,11 @@ def build(folder):
         if result.returncode:
             return result.returncode
         remove_leftovers(site)
-        index = names_index(work / "names.xml", site) + pages_index()
+        names = NamesIndex(work / "names.xml", site)
+        if names.undocumented():
+            print("\n".join(f"error: {name} is not documented." for name in names.undocumented()), file=sys.stderr)
+            return 1
+        index = names.entries() + pages_index()
         for file in ("style.css", "site.js"):
             shutil.copyfile(HERE / file, site / file)
         (site / INDEX).write_text(f"const SEARCH_INDEX = {json.dumps(index, ensure_ascii=False)};\n")

@@ -28,7 +28,7 @@ TOPICS = {
 HEADERS = {
     "group": ["engine/group/process_group.h", "engine/group/work.h", "kernels/reduce_op.h", "base/patience.h"],
     "parallel": ["engine/ddp/ddp.h", "engine/ddp/ddp_options.h"],
-    "rpc": ["engine/rpc/agent.h", "engine/call/types.h", "engine/rref/rref.h", "engine/rpc/operators.h", "engine/rpc/script.h", "engine/call/wait_all.h"],
+    "rpc": ["engine/rpc/agent.h", "engine/call/types.h", "engine/rref/rref.h", "engine/rpc/operators.h", "engine/rpc/script.h", "engine/call/function.h", "engine/call/wait_all.h"],
     "codec": ["engine/codec/codec.h", "engine/codec/values.h"],
 }
 # They only make a compiler's error short.
@@ -46,7 +46,8 @@ HIDDEN = {
         "weft::broken", "weft::Patience", "weft::describe_wait",
     ],
     "how calls travel: templates in public headers use it": [
-        "weft::rpc::Generation", "weft::rpc::kAnyLife", "weft::rpc::Member", "weft::rpc::Recipient", "weft::rpc::MessageId",
+        "weft::rpc::IncomingCall", "weft::rpc::Identity", "weft::rpc::Function", "weft::rpc::enter", "weft::rpc::find", "weft::rpc::named",
+        "weft::rpc::shown_as", "weft::rpc::name_in", "weft::rpc::spelled", "weft::rpc::hash_of", "weft::rpc::Inline", "weft::rpc::Generation", "weft::rpc::kAnyLife", "weft::rpc::Member", "weft::rpc::Recipient", "weft::rpc::MessageId",
         "weft::rpc::CallOptions", "weft::rpc::Outcome", "weft::rpc::blame_from", "weft::rpc::describe", "weft::rpc::run_operator*",
         "weft::rref::ArrivedCopyBody", "weft::rref::CopyBody", "weft::rref::FetchBody", "weft::rref::CannotBeCopied",
         "weft::rref::Exposed", "weft::rref::HasWeftFields", "weft::rref::RefusalOfCopy", "weft::rref::ResultOf", "weft::rref::exists",
