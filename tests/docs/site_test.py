@@ -230,9 +230,13 @@ class Filter(unittest.TestCase):
         self.assertIn("/// Gives a Future\\<T\\>, 50 \\% of \\*all, to \\@you: `a<b>`.", self.header("\n// Gives a Future<T>, 50 % of *all, to @you: `a<b>`.\nint f();\n"))
 
     def test_opening_comment_goes_to_the_class_it_names(self):
-        text = self.header("// A: what it is.\n#pragma once\n\nstruct B {};\n// More.\nstruct A {\n};\n")
+        text = self.header("// SPDX-License-Identifier: X\n// A: what it is.\n#pragma once\n\nstruct B {};\n// More.\nstruct A {\n};\n")
         self.assertLess(text.index("struct B"), text.index("/// A: what it is."))
         self.assertLess(text.index("/// A: what it is."), text.index("/// More."))
+
+    def test_pages_in_comments_become_links(self):
+        self.assertIn('/// See \\ref cuda_graphs "docs/cuda-graphs.md", not docs/x.md.',
+                      self.header("\n// See docs/cuda-graphs.md, not docs/x.md.\nint f();\n"))
 
     def test_hidden_declarations_are_left_out(self):
         text = self.header("struct A {\n  // For Weft's own use.\n  void f();\n  void g() { h(); }\n\n  void i();\n  A(const A&) = delete;\n};\n"

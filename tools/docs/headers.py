@@ -16,10 +16,17 @@ def escaped(text):
 
     def plain(part):
         part = re.sub(r"[\\@<>&%*]|(?<!\w)_(?=\w)|(?<=\w)_(?!\w)", lambda sign: "\\" + sign.group(), part)
-        return part.replace("file://", "file&#58;//")  # Doxygen would make it a link
+        part = part.replace("file://", "file&#58;//")  # Doxygen would make it a link
+        return re.sub(r"docs/[\w-]+\.md", lambda path: link_to(path.group()), part)
 
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if index % 2 else plain(part) for index, part in enumerate(parts))
+
+
+def link_to(path):
+    """A link to a page, or the path of one that the site does not have."""
+    page = site_map.pages().get(path)
+    return f'\\ref {page} "{path}"' if page else path
 
 
 def documentation(lines, margin=""):
@@ -86,6 +93,7 @@ class Converter:
     def __init__(self, text):
         self.text = text
         self.found = scan(text)
+        self.found.comments = [one for one in self.found.comments if not one.text.startswith("SPDX-")]
         self.lines = text.split("\n")
         self.edits = []  # (start, end, new text)
         self.documented = set()  # the lines of declarations with a comment above them
@@ -123,7 +131,7 @@ class Converter:
 
     def convert(self, topic):
         blocks = blocks_of(self.found.comments)
-        opening = blocks.pop(0) if blocks and blocks[0][0].line == 1 else []
+        opening = blocks.pop(0) if blocks and blocks[0][0].start < self.text.find("#pragma once") else []
         self.convert_trailing(blocks)
         for block in blocks:
             if block[0].text.startswith(OWN_USE):

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The navigation of narrow windows, and the search: names of the reference, headings and text of the pages.
 // search_index.js sets SEARCH_INDEX, a list of [name, kind, address, text].
 "use strict";
