@@ -29,22 +29,22 @@ void add_once(std::vector<std::string>& ids, const std::string& id) {
 std::string text_of(const json& value) {
   const auto text = value.get<std::string>();
   if (text.size() > kLongestText)
-    throw Error(Blame::PeerLost, "a text of " + std::to_string(text.size()) + " bytes");
+    throw Error(Blame::Protocol, "a text of " + std::to_string(text.size()) + " bytes");
   return text;
 }
 
 int number_of(const json& value, int least, int most) {
   if (value.is_number_float())
-    throw Error(Blame::PeerLost, "the number " + value.dump());  // it may exceed every integer type
+    throw Error(Blame::Protocol, "the number " + value.dump());  // it may exceed every integer type
   const auto number = value.get<std::int64_t>();
   if (number < least || number > most)
-    throw Error(Blame::PeerLost, "the number " + std::to_string(number));
+    throw Error(Blame::Protocol, "the number " + std::to_string(number));
   return static_cast<int>(number);
 }
 
 const json& list_of(const json& value) {
   if (!value.is_array() || value.size() > kMostNodes)
-    throw Error(Blame::PeerLost, "a field is not a list of nodes");
+    throw Error(Blame::Protocol, "a field is not a list of nodes");
   return value;
 }
 
@@ -213,7 +213,7 @@ RendezvousState decode(const std::string& text) {
   constexpr int kMost = std::numeric_limits<int>::max();
   try {
     if (text.size() > kLongestState)
-      throw Error(Blame::PeerLost, std::to_string(text.size()) + " bytes");
+      throw Error(Blame::Protocol, std::to_string(text.size()) + " bytes");
     const json value = json::parse(text);
     RendezvousState state;
     state.round = number_of(value.at("round"), 0, kMost - 1);
@@ -242,7 +242,7 @@ RendezvousState decode(const std::string& text) {
     }
     return state;
   } catch (const json::exception& error) {
-    throw Error(Blame::PeerLost,
+    throw Error(Blame::Protocol,
                 std::string("the rendezvous' state in the store cannot be read: ") + error.what());
   } catch (const Error& error) {
     throw error.within("the rendezvous' state in the store cannot be read");

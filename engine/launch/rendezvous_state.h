@@ -95,7 +95,7 @@ const Node* find(const RendezvousState& state, const std::string& id);
 // The ids of all nodes that are in the round, wait for the next or are awaited.
 std::vector<std::string> all_ids(const RendezvousState& state);
 
-// The state as JSON. decode() throws PeerLost for text that is not a state; it bounds all sizes.
+// The state as JSON. decode() throws Protocol for text that is not a state; it bounds all sizes.
 std::string encode(const RendezvousState& state);
 RendezvousState decode(const std::string& text);
 

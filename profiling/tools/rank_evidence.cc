@@ -8,8 +8,8 @@
 namespace weft::tools {
 
 bool gave_up(const Record& record) {
-  return record.state == "failed" &&
-         (record.blame == "Timeout" || record.blame == "PeerLost" || record.blame == "Cancelled");
+  return record.state == "failed" && (record.blame == "Timeout" || record.blame == "PeerLost" ||
+                                      record.blame == "Protocol" || record.blame == "Cancelled");
 }
 
 bool waits(const Record& record) { return record.state == "open" || gave_up(record); }

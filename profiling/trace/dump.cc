@@ -465,7 +465,7 @@ void dump_after(const std::string& what, const Error& error) noexcept {
 
 bool is_worth_a_dump(const Error& error) noexcept {
   const Blame blame = error.blame();
-  return blame == Blame::Timeout || blame == Blame::PeerLost || blame == Blame::Device;
+  return blame == Blame::Timeout || ends_connection(blame) || blame == Blame::Device;
 }
 
 }  // namespace weft::trace

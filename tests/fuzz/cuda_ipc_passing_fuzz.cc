@@ -114,7 +114,7 @@ void play(std::span<const std::uint8_t> script) {
     }
   }
   end.take();
-  if (end.failure() && end.failure()->blame() != Blame::PeerLost &&
+  if (end.failure() && !ends_connection(end.failure()->blame()) &&
       end.failure()->blame() != Blame::Busy) {
     broken("a stranger's message is not blamed on it");
   }

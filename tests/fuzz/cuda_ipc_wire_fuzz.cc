@@ -20,7 +20,7 @@ using namespace weft::transport::cuda_ipc;
 template <class T>
 bool is_refused(const Result<T>& result) {
   if (result) return false;
-  if (result.error().blame() != Blame::PeerLost) broken("a peer's bytes are not blamed on it");
+  if (result.error().blame() != Blame::Protocol) broken("a peer's bytes are not blamed on it");
   return true;
 }
 

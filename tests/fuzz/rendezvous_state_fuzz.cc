@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The state of a job's rendezvous comes from other machines, by way of a store. Any text is either
-// a state, which is unchanged when it is written and read again, or is refused with PeerLost. From
+// a state, which is unchanged when it is written and read again, or is refused with Protocol. From
 // any state, nodes that join, leave, fail and finish lead to a state that can be written.
 #include <cstdint>
 #include <string>
@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   try {
     state = decode(text);
   } catch (const Error& error) {
-    if (error.blame() != Blame::PeerLost)
+    if (error.blame() != Blame::Protocol)
       broken("a state that cannot be read is not blamed on the peer");
     return 0;
   }

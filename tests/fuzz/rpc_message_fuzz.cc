@@ -102,7 +102,7 @@ void receive(std::span<const std::byte> header, std::span<const std::uint64_t> s
       },
       [&](const Error& why) {
         ++ends;
-        if (why.blame() != Blame::PeerLost) broken("a peer's bytes are not blamed on it");
+        if (!ends_connection(why.blame())) broken("a peer's bytes are not blamed on it");
       });
   if (ends != 1 || !lane.accepted())
     broken("a message is neither delivered nor refused, or not accepted");

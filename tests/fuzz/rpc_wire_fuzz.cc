@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   const auto input = std::as_bytes(std::span(data + 1, bytes - 1));
   const auto parsed = rpc::parse_head(input, payloads);
   if (!parsed) {
-    if (parsed.error().blame() != Blame::PeerLost) broken("a peer's bytes are not blamed on it");
+    if (parsed.error().blame() != Blame::Protocol) broken("a peer's bytes are not blamed on it");
     return 0;
   }
   const auto& [head, table, rest] = parsed.value();

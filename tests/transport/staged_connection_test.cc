@@ -240,9 +240,9 @@ TEST_F(StagedConnectionTest, MalformedMessagesEndTheConnection) {
       stranger->send(one.headers[i], payloads, chunk, {});
     }
     const Error why = mail.wait_closed();
-    EXPECT_EQ(why.blame(), Blame::PeerLost);
+    EXPECT_EQ(why.blame(), Blame::Protocol);
     EXPECT_THAT(why.text(), HasSubstr(one.text));
-    EXPECT_EQ(failure_of(end->send({}, {}, nullptr, {})).blame(), Blame::PeerLost);
+    EXPECT_EQ(failure_of(end->send({}, {}, nullptr, {})).blame(), Blame::Protocol);
   }
 }
 

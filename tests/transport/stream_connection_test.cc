@@ -369,11 +369,11 @@ TEST(StreamConnection, StrangersFirstBytesEndConnection) {
     stranger.say(bytes_of(text));
     if (text.size() == 5) stranger.say(bytes_of(std::string_view("\0\0\0", 3)));
     const Error why = mail.wait_closed();
-    EXPECT_EQ(why.blame(), Blame::PeerLost);
+    EXPECT_EQ(why.blame(), Blame::Protocol);
     EXPECT_NE(why.text().find("stranger"), std::string::npos) << why.what();
     EXPECT_EQ(mail.count(), 0u);
     EXPECT_EQ(failure_of(stranger.us->send(bytes_of("hello"), {}, nullptr, {})).blame(),
-              Blame::PeerLost);
+              Blame::Protocol);
   }
 }
 
@@ -392,7 +392,7 @@ TEST(StreamConnection, OversizedHeadsEndTheConnection) {
     Mailbox mail(*stranger.us, stranger.loop);
     stranger.say_preamble();
     stranger.say(bytes);
-    EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
+    EXPECT_EQ(mail.wait_closed().blame(), Blame::Protocol);
     EXPECT_EQ(mail.count(), 0u);
   }
 }
@@ -410,7 +410,7 @@ TEST(StreamConnection, CorruptedHeadIsNeverAMessage) {
   ends.a_to_b.corrupt(kPreamble + 7);  // the highest byte of the number of payloads
   Mailbox mail(*ends.b, ends.loop_b);
   ends.a->send(bytes_of("header"), {}, nullptr, {});
-  EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
+  EXPECT_EQ(mail.wait_closed().blame(), Blame::Protocol);
   EXPECT_EQ(mail.count(), 0u);
 }
 

@@ -252,7 +252,7 @@ std::string why_refused(const std::vector<std::uint64_t>& sizes, bool body_aside
       lane, {header, sizes, {}}, {*pool, {}}, nullptr,
       [](const Message&, const Error* lacking) { EXPECT_EQ(lacking, nullptr) << lacking->what(); },
       [&](const Error& why) {
-        EXPECT_EQ(why.blame(), Blame::PeerLost);
+        EXPECT_EQ(why.blame(), Blame::Protocol);
         refused = why.text();
       });
   EXPECT_EQ(lane.accepted, 1) << "otherwise the connection receives nothing more";

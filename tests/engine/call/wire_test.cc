@@ -89,7 +89,7 @@ TEST(AgentWire, ChangedHeadsAreParsedInBounds) {
     if (random() % 4 == 0) bytes.resize(random() % (bytes.size() + 1));
     const auto parsed = parse_head(bytes, storages);
     if (!parsed) {
-      EXPECT_EQ(parsed.error().blame(), Blame::PeerLost);
+      EXPECT_EQ(parsed.error().blame(), Blame::Protocol);
       ++refused;
       continue;
     }

@@ -215,7 +215,7 @@ TEST(RendezvousState, BadStateIsRefused) {
       decode(text);
       return std::string("it was read");
     } catch (const Error& error) {
-      EXPECT_EQ(error.blame(), Blame::PeerLost);
+      EXPECT_EQ(error.blame(), Blame::Protocol);
       return error.text();
     }
   };

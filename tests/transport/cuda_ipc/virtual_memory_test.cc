@@ -432,7 +432,7 @@ TEST_F(CudaIpcWithStranger, ClaimedSizesAreNotTrusted) {
   // Nor may a piece exceed the size that the peer itself announced.
   tell({.bytes = 100, .allocation = 2, .offset = kSegment});
   next();
-  EXPECT_EQ(failure_of(far->accept(std::array{to->slice()}, to, {})).blame(), Blame::PeerLost);
+  EXPECT_EQ(failure_of(far->accept(std::array{to->slice()}, to, {})).blame(), Blame::Protocol);
 }
 
 TEST_F(CudaIpcWithStranger, ForeignDescriptorsAreNotOpened) {

@@ -162,7 +162,7 @@ struct Nonsense {
   Lane lane;
   std::function<Header(Header part)> header;
   std::size_t payload;
-  Blame blame = Blame::PeerLost;
+  Blame blame = Blame::Protocol;
 };
 
 class MeshNonsense : public MeshFaults, public testing::WithParamInterface<Nonsense> {};
@@ -224,14 +224,14 @@ TEST_F(MeshFaults, ExceedingTheCreditIsRefused) {
   for (std::size_t sent = 0; sent <= kCredit; sent += kEagerBytes) {
     peer.say(Lane::Messages, with(Type::Eager, kEagerBytes), kEagerBytes);
   }
-  expect_broken(Blame::PeerLost, "no room");
+  expect_broken(Blame::Protocol, "no room");
 }
 
 TEST_F(MeshFaults, AnnouncementsAreBounded) {
   join();
   for (std::uint64_t i = 0; i <= kMaxRequests; ++i)
     peer.say(Lane::Messages, with(Type::Request, 1 << 20, i));
-  expect_broken(Blame::PeerLost, "too many announcements");
+  expect_broken(Blame::Protocol, "too many announcements");
 }
 
 TEST_F(MeshFaults, WronglyAnnouncedSizeIsRefused) {
@@ -242,7 +242,7 @@ TEST_F(MeshFaults, WronglyAnnouncedSizeIsRefused) {
   peer.say(Lane::Messages, with(Type::Request, 16, 3));
   EXPECT_EQ(peer.hear(Lane::Messages).header.type, Type::Clear);
   peer.say(Lane::Messages, with(Type::Payload, 12, 3), 12);
-  EXPECT_EQ(expect_failed(receive, "recv").blame(), Blame::PeerLost);
+  EXPECT_EQ(expect_failed(receive, "recv").blame(), Blame::Protocol);
 }
 
 TEST_F(MeshFaults, DtypeMismatchBreaksBothSides) {

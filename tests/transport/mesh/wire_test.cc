@@ -89,7 +89,7 @@ TEST(Wire, EveryFieldIsChecked) {
     const auto message = decode(bytes, {}, kRanks);
     ASSERT_FALSE(message.ok()) << text;
     EXPECT_THAT(message.error().text(), HasSubstr(text));
-    EXPECT_EQ(message.error().blame(), Blame::PeerLost);
+    EXPECT_EQ(message.error().blame(), Blame::Protocol);
   };
   refused(0, 0, "type 0");
   refused(0, 8, "type 8");

@@ -134,7 +134,7 @@ TEST(ShmSegment, RefusesUnsealedDescriptors) {
     try {
       Segment::take(std::move(memory));
     } catch (const Error& error) {
-      return error.blame() == Blame::PeerLost;
+      return error.blame() == Blame::Protocol;
     }
     return false;
   };

@@ -43,7 +43,7 @@ TEST(VerbsHello, OtherLengthsAndVersionsAreRefused) {
   newer[4] = std::byte{9};
   const auto refused = decode_hello(newer);
   ASSERT_FALSE(refused.ok());
-  EXPECT_EQ(refused.error().blame(), Blame::PeerLost);
+  EXPECT_EQ(refused.error().blame(), Blame::Protocol);
   EXPECT_NE(refused.error().text().find("version 9"), std::string::npos) << refused.error().text();
 }
 
