@@ -22,8 +22,8 @@ using namespace weft;
 at::Tensor made() { return at::ones({2}); }
 RRef<at::Tensor> keep_given(RRef<at::Tensor> given) { return given; }
 int number(int value) { return value; }
-// Constructed before main(), so it is destroyed after the library's own statics, which are made on
-// first use.
+// Constructed before main(), so it is destroyed after the library's own static variables, which are
+// made on first use.
 std::optional<rpc::Agent> of_static_storage;
 [[noreturn]] void exit_with_an_agent() {
   const auto store = c10::make_intrusive<c10d::HashStore>();
