@@ -162,12 +162,11 @@ void references(rpc::Agent& agent, const RRef<Counter>& counter) {
 }
 
 void futures(const Future<int>& number, const Future<void>& done) {
-  number.then([](std::string text) {
-    return text;
-  });  // refused: a continuation takes the Future, or its value
-  done.then([](int value) {
-    return value;
-  });  // refused: a continuation of a Future<void> takes the Future, or nothing
+  const auto takes_text = [](std::string text) { return text; };
+  const auto takes_number = [](int value) { return value; };
+  number.then(takes_text);  // refused: a continuation takes the Future, or its value
+  done.then(
+      takes_number);  // refused: a continuation of a Future<void> takes the Future, or nothing
 }
 
 void optimizers() {
