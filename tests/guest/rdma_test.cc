@@ -103,7 +103,7 @@ TEST(Rdma, TcpStrangerEndsOnlyItself) {
     const auto guest = verbs.harbour.next();
     ASSERT_TRUE(guest);
     Mailbox guest_mail(*guest, verbs.far_loop);
-    EXPECT_EQ(guest_mail.wait_closed().blame(), Blame::PeerLost);
+    EXPECT_EQ(guest_mail.wait_closed().blame(), Blame::Protocol);
     mail.wait_closed();
   }
   const auto near = verbs.connect();

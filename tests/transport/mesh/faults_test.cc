@@ -224,7 +224,7 @@ TEST_F(MeshFaults, ExceedingTheCreditIsRefused) {
   for (std::size_t sent = 0; sent <= kCredit; sent += kEagerBytes) {
     peer.say(Lane::Messages, with(Type::Eager, kEagerBytes), kEagerBytes);
   }
-  expect_broken(Blame::Protocol, "no room");
+  expect_broken(Blame::Protocol, "exceeds its credit");
 }
 
 TEST_F(MeshFaults, AnnouncementsAreBounded) {
