@@ -360,7 +360,7 @@ TEST(ShutdownLimits, TimeoutNamesTheMissingWorker) {
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
       const std::string said =
           away == 0 ? "worker0 (rank 0) has not said in time that all workers are idle"
-                    : "shutdown() has not been called by worker1 (rank 1)";
+                    : "shutdown() has not been called in time by worker1 (rank 1)";
       EXPECT_NE(error.text().find(said), std::string::npos) << error.text();
     });
   }

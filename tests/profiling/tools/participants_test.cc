@@ -45,7 +45,7 @@ TEST(Participants, EqualNumbersAreNotConfused) {
   EXPECT_THAT(late, Not(HasSubstr("served")));
   EXPECT_THAT(of(findings, What::NoReply).at(0).text,
               HasSubstr("agent 1 ('trainer') waits for 9.0 s for a reply to the call of "
-                        "work::slowly on agent 0: it runs"));
+                        "work::slowly on agent 0: it has run there for 9.0 s"));
 }
 
 TEST(Participants, CyclesNameRanksAndAgents) {

@@ -446,7 +446,7 @@ TEST(Page, ExplainsItsContentAndColours) {
   EXPECT_EQ(spans_named(data, 0, "all_reduce"), 4u);
   const std::string some = to_html(run, summarize(run), {1500, 2500}, {1500, 2500}, "run.json");
   EXPECT_THAT(some, HasSubstr("The page has the spans from 1.500 ms to 2.500 ms of the run's 4.000 "
-                              "ms, which --from and --to"));
+                              "ms, as chosen by --from and --to"));
   EXPECT_EQ(spans_named(data_in(some), 0, "all_reduce"), 1u);
   EXPECT_EQ(data_in(some).at("steps").at("count"), 4u)
       << "the drawing of steps must have all of them";

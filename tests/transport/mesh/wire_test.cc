@@ -98,7 +98,7 @@ TEST(Wire, EveryFieldIsChecked) {
   refused(3, 8, "operator 8");
   refused(4, kRanks, "root 4");
   refused(7, 0xff, "root -");
-  refused(28, 8, "blame 8", Type::Failure);
+  refused(28, 9, "blame 9", Type::Failure);
   const auto whole = encode(header_of(Type::Collective));
   for (std::size_t bytes = 0; bytes < kHeaderBytes; ++bytes) {
     EXPECT_FALSE(decode(Bytes(whole).first(bytes), {}, kRanks).ok()) << bytes;
