@@ -32,10 +32,11 @@ std::optional<std::string> RecentCalls::text(std::uint64_t number) const {
 // In the words of the mesh. Leaves out differences between calls that match: "all_gather_into"
 // matches "all_gather", "all_to_all_single" "all_to_all".
 std::string RecentCalls::Called::text() const {
-  std::string text(name);
+  std::string_view known(name);
   for (const std::string_view ending : {"_into", "_single"}) {
-    if (text.ends_with(ending)) text.resize(text.size() - ending.size());
+    if (known.ends_with(ending)) known.remove_suffix(ending.size());
   }
+  std::string text(known);
   if (bytes) text += " of " + std::to_string(*bytes) + " bytes";
   if (dtype) text += " of " + std::string(weft::name(tensor::dtype_of(*dtype)));
   if (device != c10::kCPU) text += " on " + c10::DeviceTypeName(device, /*lower_case=*/true);
