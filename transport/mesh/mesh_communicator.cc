@@ -63,6 +63,7 @@ Op MeshCommunicator::run(const Collective& collective, Pin pin, Fence ready) noe
   return core_->call([&](Operation& operation) {
     operation.call = call_of(collective);
     // The operation may be one that has ended, and then holds slices of another kind.
+    operation.data = {};
     operation.inputs.clear();
     operation.outputs.clear();
     switch (collective.kind) {
