@@ -129,7 +129,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
   std::atomic<bool> all_joined{false};
   std::atomic<bool> closed{false};
   std::atomic<bool> alone{false};  // the hub's connection has ended
-  // At the hub: errno of the last accept() that failed for lack of resources.
+  // At the hub: errno of the last accept() if it failed for lack of resources, else 0.
   std::atomic<int> lacks{0};
 
   ~State() {
@@ -342,6 +342,7 @@ void Membership::State::accept_strangers() {
       });
     }
     if (socket < 0) return;
+    lacks = 0;
     keep_alive(socket);
     auto peer = std::make_unique<Peer>(socket, size);
     if (strangers.size() >= static_cast<std::size_t>(size) + kMaxStrangers)

@@ -19,7 +19,7 @@ class ProgressBar {
       : title_(std::move(title)),
         steps_(steps),
         shown_(shown && isatty(STDOUT_FILENO) == 1),
-        lines_(shown && !shown_ && elsewhere == Elsewhere::Lines) {}
+        lines_(shown && !shown_ && steps > 0 && elsewhere == Elsewhere::Lines) {}
   ~ProgressBar() { clear(); }
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
