@@ -15,8 +15,8 @@
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/transport/cuda_ipc/cuda_ipc.h>
-#include <weft/transport/staged.h>
-#include <weft/transport/staged_connection.h>
+#include <weft/transport/staged/staged.h>
+#include <weft/transport/staged/staged_connection.h>
 
 namespace weft::tensor {
 

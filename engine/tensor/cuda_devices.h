@@ -91,12 +91,12 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
   // first connection. Blocks for a moment; throws Busy, Device, Unsupported.
   void prepare_lanes(const std::vector<int>& gpus);
   // Makes a connection for device memory over one for host memory. Bytes go through pinned memory
-  // (transport/staged_connection.h); over shm the peer's GPU reads memory in place where it can
-  // (transport/cuda_ipc). Both ends must be made this way. Throws Busy, Device.
+  // (transport/staged/staged_connection.h); over shm the peer's GPU reads memory in place where it
+  // can (transport/cuda_ipc). Both ends must be made this way. Throws Busy, Device.
   std::shared_ptr<transport::Connection> lane_over(std::shared_ptr<transport::Connection> below,
                                                    const std::shared_ptr<EventLoop>& loop);
 
-  // A communicator for tensors on the GPU over one for host memory; see transport/staged.h.
+  // A communicator for tensors on the GPU over one for host memory; see transport/staged/staged.h.
   std::shared_ptr<transport::Communicator> stage_over(std::shared_ptr<transport::Communicator> host,
                                                       int index,
                                                       const std::shared_ptr<EventLoop>& loop);

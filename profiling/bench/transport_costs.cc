@@ -8,8 +8,8 @@
 
 #include <weft/profiling/bench/transport_participants.h>
 #include <weft/tests/harness/memory_stream.h>
-#include <weft/transport/frame.h>
-#include <weft/transport/stream_connection.h>
+#include <weft/transport/stream/frame.h>
+#include <weft/transport/stream/stream_connection.h>
 
 namespace weft::bench {
 namespace {

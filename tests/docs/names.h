@@ -17,7 +17,7 @@
 #include <weft/transport/byte_stream.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
-#include <weft/transport/stream_connection.h>
+#include <weft/transport/stream/stream_connection.h>
 #include <weft/weft.h>
 
 namespace docs::autograd {

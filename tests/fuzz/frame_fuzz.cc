@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <weft/base/error.h>
-#include <weft/transport/frame.h>
-#include <weft/transport/inbox.h>
+#include <weft/transport/stream/frame.h>
+#include <weft/transport/stream/inbox.h>
 
 namespace weft::transport {
 namespace {

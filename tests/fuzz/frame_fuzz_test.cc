@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <weft/transport/byte_stream.h>
-#include <weft/transport/frame.h>
+#include <weft/transport/stream/frame.h>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes);
 

@@ -5,7 +5,7 @@
   base < profiling/trace < cuda < kernels < transport < engine < examples, tests, profiling/bench
   inside engine: tensor < future < codec < store < membership < rendezvous < instruments < group < call < rref <
   autograd < rpc < ddp < zero < checkpoint < optim < launch
-  a transport backend never includes another backend (transport/mesh and transport/cuda_ipc are not backends: they use connections)
+  a transport backend never includes another backend (cuda_ipc, mesh, staged and stream in transport/ are no backends: they use connections)
   only engine/, transport/gloo/, examples/, tests/ and profiling/bench/ include libtorch
   Weft's own headers are written #include <weft/…>
 """
@@ -20,7 +20,7 @@ ENGINE = [
     *["autograd", "rpc", "ddp", "zero", "checkpoint", "optim", "launch"],
 ]
 PUBLIC = len(LAYERS)  # include/weft, examples, tests, benches: may include everything
-NO_BACKENDS = ("mesh", "cuda_ipc")
+NO_BACKENDS = ("cuda_ipc", "mesh", "staged", "stream")
 SOURCES = {".h", ".cc", ".cu", ".cuh"}
 TORCH = re.compile(r"^(torch|ATen|c10)/|^gloo/")
 TORCH_ALLOWED = ("engine/", "transport/gloo/", "examples/", "tests/", "profiling/bench/", "include/")

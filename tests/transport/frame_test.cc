@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <weft/tests/harness/mail.h>
-#include <weft/transport/frame.h>
+#include <weft/transport/stream/frame.h>
 
 namespace weft::transport::frame {
 namespace {

@@ -14,9 +14,9 @@
 #include <weft/tests/harness/device_timeline.h>
 #include <weft/tests/harness/mail.h>
 #include <weft/transport/inproc/faults.h>
-#include <weft/transport/staged_connection.h>
-#include <weft/transport/staged_frame.h>
-#include <weft/transport/stream_connection.h>
+#include <weft/transport/staged/staged_connection.h>
+#include <weft/transport/staged/staged_frame.h>
+#include <weft/transport/stream/stream_connection.h>
 
 namespace weft::transport {
 namespace {

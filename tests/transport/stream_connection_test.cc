@@ -10,9 +10,9 @@
 
 #include <weft/profiling/trace/depth.h>
 #include <weft/tests/harness/mail.h>
-#include <weft/transport/frame.h>
 #include <weft/transport/inproc/faults.h>
-#include <weft/transport/stream_connection.h>
+#include <weft/transport/stream/frame.h>
+#include <weft/transport/stream/stream_connection.h>
 
 namespace weft::transport {
 namespace {

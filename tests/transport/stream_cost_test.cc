@@ -9,8 +9,8 @@
 
 #include <weft/tests/harness/mail.h>
 #include <weft/tests/harness/memory_stream.h>
-#include <weft/transport/frame.h>
-#include <weft/transport/stream_connection.h>
+#include <weft/transport/stream/frame.h>
+#include <weft/transport/stream/stream_connection.h>
 
 namespace {
 thread_local std::size_t allocations = 0;  // of the current thread

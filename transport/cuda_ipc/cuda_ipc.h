@@ -37,7 +37,7 @@
 
 #include <weft/cuda/ipc.h>
 #include <weft/transport/cuda_ipc/wire.h>
-#include <weft/transport/staging.h>
+#include <weft/transport/staged/staging.h>
 #include <weft/transport/transport.h>
 
 namespace weft::transport::cuda_ipc {

@@ -8,7 +8,7 @@
 #include <weft/base/log.h>
 #include <weft/cuda/retire.h>
 #include <weft/transport/cuda_ipc/receiver.h>
-#include <weft/transport/frame.h>
+#include <weft/transport/stream/frame.h>
 
 namespace weft::transport::cuda_ipc {
 

@@ -21,7 +21,7 @@
 #include <weft/transport/cuda_ipc/page.h>
 #include <weft/transport/cuda_ipc/passing.h>
 #include <weft/transport/cuda_ipc/wire.h>
-#include <weft/transport/staging.h>
+#include <weft/transport/staged/staging.h>
 
 namespace weft::transport::cuda_ipc {
 

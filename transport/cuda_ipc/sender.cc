@@ -5,7 +5,7 @@
 #include <weft/base/log.h>
 #include <weft/base/loop_flag.h>
 #include <weft/transport/cuda_ipc/sender.h>
-#include <weft/transport/frame.h>
+#include <weft/transport/stream/frame.h>
 
 namespace weft::transport::cuda_ipc {
 
@@ -178,7 +178,7 @@ Sender::Went Sender::go(Item& item) {
                 "memory of " + describe(slice.device) +
                     " cannot be shared: " + (naming.why_not.empty() ? why_not_ : naming.why_not) +
                     "; and the connection below carries only host memory "
-                    "(transport/staged_connection.h makes one that carries device memory)");
+                    "(transport/staged/staged_connection.h makes one that carries device memory)");
   }
   if (naming.gpu) return go_shared(item, std::move(naming));
   for (Slice& slice : item.payloads)

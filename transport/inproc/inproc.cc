@@ -11,7 +11,7 @@
 #include <weft/transport/inproc/faults.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
-#include <weft/transport/stream_connection.h>
+#include <weft/transport/stream/stream_connection.h>
 
 namespace weft::transport::inproc {
 

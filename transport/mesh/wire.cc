@@ -3,8 +3,8 @@
 #include <bit>
 #include <cstring>
 
-#include <weft/transport/frame.h>
 #include <weft/transport/mesh/wire.h>
+#include <weft/transport/stream/frame.h>
 
 namespace weft::transport::mesh {
 

@@ -9,7 +9,7 @@
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/shm/shm_stream.h>
-#include <weft/transport/stream_connection.h>
+#include <weft/transport/stream/stream_connection.h>
 #include <weft/transport/unix_socket.h>
 
 namespace weft::transport::shm {

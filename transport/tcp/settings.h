@@ -12,7 +12,7 @@
 #include <chrono>
 #include <cstddef>
 
-#include <weft/transport/stream_connection.h>
+#include <weft/transport/stream/stream_connection.h>
 
 namespace weft::transport::tcp {
 

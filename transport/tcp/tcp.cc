@@ -9,7 +9,7 @@
 #include <weft/base/log.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
-#include <weft/transport/stream_connection.h>
+#include <weft/transport/stream/stream_connection.h>
 #include <weft/transport/tcp/striped_stream.h>
 #include <weft/transport/tcp/tcp.h>
 #include <weft/transport/tcp/tcp_listener.h>

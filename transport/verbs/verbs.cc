@@ -4,7 +4,7 @@
 #include <weft/base/log.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
-#include <weft/transport/stream_connection.h>
+#include <weft/transport/stream/stream_connection.h>
 #include <weft/transport/verbs/ring_writer.h>
 #include <weft/transport/verbs/verbs.h>
 #include <weft/transport/verbs/verbs_stream.h>

@@ -11,7 +11,7 @@
 #include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/start_again.h>
 #include <weft/transport/cuda_ipc/cuda_ipc.h>
-#include <weft/transport/staged_connection.h>
+#include <weft/transport/staged/staged_connection.h>
 
 namespace weft::conformance {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <weft/tests/conformance/connection/lanes.h>
 #include <weft/tests/harness/fake_driver.h>
-#include <weft/transport/staged_connection.h>
+#include <weft/transport/staged/staged_connection.h>
 
 namespace weft::conformance {
 

@@ -13,7 +13,7 @@
 #include <weft/tests/harness/mail.h>
 #include <weft/tests/transport/verbs/ends.h>
 #include <weft/transport/inproc/faults.h>
-#include <weft/transport/stream_connection.h>
+#include <weft/transport/stream/stream_connection.h>
 #include <weft/transport/verbs/alarm.h>
 #include <weft/transport/verbs/verbs_stream.h>
 

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include <weft/base/loop_flag.h>
-#include <weft/transport/frame.h>
-#include <weft/transport/outbox.h>
+#include <weft/transport/stream/frame.h>
+#include <weft/transport/stream/outbox.h>
 
 namespace weft::transport {
 
@@ -20,7 +20,7 @@ constexpr std::array<std::byte, frame::kMaxUnit> kZeros{};
 std::optional<std::string> why_unreadable(const Slice& slice) {
   if (!slice.device.is_host()) {
     return "lies on " + describe(slice.device) +
-           " and this connection moves host memory only; stage it (transport/staged.h)";
+           " and this connection moves host memory only; stage it (transport/staged/staged.h)";
   }
   if (slice.bytes > 0 && slice.data == nullptr)
     return "of " + std::to_string(slice.bytes) + " bytes has no address";

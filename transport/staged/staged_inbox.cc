@@ -4,8 +4,8 @@
 #include <utility>
 
 #include <weft/base/loop_flag.h>
-#include <weft/transport/frame.h>
-#include <weft/transport/staged_inbox.h>
+#include <weft/transport/staged/staged_inbox.h>
+#include <weft/transport/stream/frame.h>
 
 namespace weft::transport::staged {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Connections that carry device memory over connections that carry host memory (tcp, shm, inproc).
 // They copy through pinned memory, in stream order. Both ends must be made this way:
-// transport/staged_frame.h says how messages are written.
+// transport/staged/staged_frame.h says how messages are written.
 //
 //   Stage stage({device});  // one for all connections of the process
 //   auto connection = staged::over(connector->connect(…), stage, loop);
@@ -18,13 +18,14 @@
 //   fails; at a later chunk the connection ends.
 // - A lost GPU ends the connection if a message has been begun. Bytes that were not copied are not
 //   sent.
-// - Each connection has 8 MiB of pinned memory and two streams on each GPU: see transport/staged.h
+// - Each connection has 8 MiB of pinned memory and two streams on each GPU: see
+// transport/staged/staged.h
 //   about CUDA_DEVICE_MAX_CONNECTIONS.
 #pragma once
 
 #include <memory>
 
-#include <weft/transport/staging.h>
+#include <weft/transport/staged/staging.h>
 #include <weft/transport/transport.h>
 
 namespace weft::transport::staged {

@@ -4,9 +4,9 @@
 #include <optional>
 #include <utility>
 
-#include <weft/transport/inbox.h>
-#include <weft/transport/outbox.h>
-#include <weft/transport/stream_connection.h>
+#include <weft/transport/stream/inbox.h>
+#include <weft/transport/stream/outbox.h>
+#include <weft/transport/stream/stream_connection.h>
 
 namespace weft::transport {
 

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include <weft/transport/frame.h>
 #include <weft/transport/little_endian.h>
-#include <weft/transport/staged_frame.h>
+#include <weft/transport/staged/staged_frame.h>
+#include <weft/transport/stream/frame.h>
 
 namespace weft::transport::staged {
 

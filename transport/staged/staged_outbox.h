@@ -19,8 +19,8 @@
 #include <vector>
 
 #include <weft/transport/connection.h>
-#include <weft/transport/staged_frame.h>
-#include <weft/transport/staging.h>
+#include <weft/transport/staged/staged_frame.h>
+#include <weft/transport/staged/staging.h>
 
 namespace weft::transport::staged {
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include <weft/base/loop_flag.h>
-#include <weft/transport/frame.h>
-#include <weft/transport/staged_outbox.h>
+#include <weft/transport/staged/staged_outbox.h>
+#include <weft/transport/stream/frame.h>
 
 namespace weft::transport::staged {
 

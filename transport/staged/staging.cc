@@ -5,8 +5,8 @@
 #include <weft/cuda/memory.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/profiling/trace/trace.h>
-#include <weft/transport/staged_frame.h>
-#include <weft/transport/staging.h>
+#include <weft/transport/staged/staged_frame.h>
+#include <weft/transport/staged/staging.h>
 
 namespace weft::transport::staged {
 

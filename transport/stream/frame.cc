@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include <weft/transport/frame.h>
 #include <weft/transport/little_endian.h>
+#include <weft/transport/stream/frame.h>
 
 namespace weft::transport::frame {
 

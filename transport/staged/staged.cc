@@ -10,8 +10,8 @@
 #include <weft/profiling/trace/trace.h>
 #include <weft/transport/fenced_queue.h>
 #include <weft/transport/in_flight.h>
-#include <weft/transport/staged.h>
-#include <weft/transport/staging.h>
+#include <weft/transport/staged/staged.h>
+#include <weft/transport/staged/staging.h>
 
 namespace weft::transport::staged {
 

@@ -2,10 +2,10 @@
 #include <atomic>
 #include <utility>
 
-#include <weft/transport/staged_connection.h>
-#include <weft/transport/staged_frame.h>
-#include <weft/transport/staged_inbox.h>
-#include <weft/transport/staged_outbox.h>
+#include <weft/transport/staged/staged_connection.h>
+#include <weft/transport/staged/staged_frame.h>
+#include <weft/transport/staged/staged_inbox.h>
+#include <weft/transport/staged/staged_outbox.h>
 
 namespace weft::transport::staged {
 
