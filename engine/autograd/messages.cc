@@ -10,6 +10,7 @@
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
+#include <weft/engine/future/when_all.h>
 #include <weft/engine/rref/control.h>
 #include <weft/engine/tensor/torch_releases.h>
 

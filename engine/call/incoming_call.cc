@@ -10,6 +10,7 @@
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/incoming_call.h>
+#include <weft/engine/future/when_all.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/profiling/trace/host_time.h>

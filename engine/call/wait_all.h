@@ -12,6 +12,7 @@
 
 #include <weft/base/export.h>
 #include <weft/engine/future/future.h>
+#include <weft/engine/future/when_all.h>
 
 namespace weft::rpc {
 

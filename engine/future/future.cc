@@ -6,6 +6,7 @@
 #include <weft/base/type_name.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/future/thread_executor.h>
+#include <weft/engine/future/when_all.h>
 #include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/trace.h>
 

@@ -16,32 +16,26 @@
 // then() calls its function with a stream of libtorch's pool current, which waits first.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <concepts>
-#include <condition_variable>
 #include <coroutine>
-#include <cstddef>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <thread>
-#include <tuple>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
-#include <variant>
-#include <vector>
 
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
 #include <weft/base/export.h>
 #include <weft/base/task.h>
+#include <weft/engine/future/continuation.h>
+#include <weft/engine/future/coroutine.h>
 #include <weft/engine/future/executor.h>
+#include <weft/engine/future/future_state.h>
 #include <weft/engine/future/refusal.h>
-#include <weft/engine/tensor/device_work.h>
 
 namespace weft {
 
@@ -55,259 +49,9 @@ class Promise;
 
 namespace detail {
 
-template <class T>
-using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
-
-[[noreturn]] WEFT_API void throw_no_error();
-
-// The state that all futures share, independent of the type of their value.
-class WEFT_API FutureCore : public std::enable_shared_from_this<FutureCore> {
- public:
-  bool done() const { return done_.load(std::memory_order_acquire); }
-  bool failed() const;
-  // Returns false if the deadline passed first. Throws Caller if blocking could never end
-  // (Executor::drive).
-  bool wait_until(Deadline deadline) const;
-  // Runs the task when the future is done; at once if it is done already. A task that is not light
-  // may block: it runs outside the turns of the executor's loop, after those registered before it,
-  // in the present execution context of this thread.
-  void on_done(Task task, bool light = false);
-  const std::shared_ptr<Executor>& executor() const { return executor_; }
-  std::exception_ptr error() const;
-  void rethrow_if_failed() const;
-  // The work on devices that the value still waits for, once done; null for none.
-  DeviceWorkRef device_work() const;
-  // Requires done(). Makes the current streams wait for the value; throws the future's error.
-  void take() const;
-
- protected:
-  explicit FutureCore(std::shared_ptr<Executor> executor) : executor_(std::move(executor)) {}
-  ~FutureCore() = default;
-  // Throws Caller if it was completed before. Runs `store` under mutex_.
-  void complete(std::exception_ptr error, DeviceWorkRef work, const std::function<void()>& store);
-
- private:
-  struct Continuation {
-    Task task;
-    bool light = false;
-  };
-  class InOrder;
-  class Turn;
-  void run_in_order();
-  void drop_continuations() noexcept;
-  bool any_left() const { return next_ < continuations_.size(); }  // requires mutex_
-
-  const std::shared_ptr<Executor> executor_;  // null if no thread needs to drive a loop
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  mutable int drivers_ = 0;  // threads that block in the executor's drive(); guarded by mutex_
-  std::atomic<bool> done_{false};
-  std::exception_ptr error_;
-  DeviceWorkRef work_;
-  std::vector<Continuation> continuations_;
-  std::size_t next_ = 0;    // index in continuations_ of the first that has not begun
-  bool in_turn_ = false;    // done, and a thread runs continuations_ or will
-  std::thread::id runner_;  // that thread, once it has begun
-};
-
-template <class T>
-class FutureState : public FutureCore {
- public:
-  explicit FutureState(std::shared_ptr<Executor> executor = nullptr)
-      : FutureCore(std::move(executor)) {}
-  void set(Stored<T> value, DeviceWorkRef work = nullptr) {
-    complete(nullptr, std::move(work), [&] { value_.emplace(std::move(value)); });
-  }
-  // Sets a value whose tensors are written by work that is enqueued on the current streams.
-  void set_on_streams(Stored<T> value) {
-    auto work = enqueued_for(value);
-    set(std::move(value), std::move(work));
-  }
-  void set_error(std::exception_ptr error) {
-    if (!error) throw_no_error();  // it would have neither a value nor an error
-    complete(std::move(error), nullptr, [] {});
-  }
-  const Stored<T>& value() const { return *value_; }
-  Stored<T> taken() { return std::move(*value_); }
-
- private:
-  std::optional<Stored<T>> value_;
-};
-
-template <class... About>
-struct CannotShare : Refusal {
-  static constexpr bool accept() {
-    static_assert(kNever<About...>,
-                  "futures share their value, and this value cannot be copied: get it at once with "
-                  "sync<&f>(…), or leave it on its worker with remote<&f>(…)");
-    return false;
-  }
-};
-template <class... About>
-struct ContinuesNothing : Refusal {
-  static constexpr bool accept() {
-    static_assert(kNever<About...>,
-                  "a continuation of a Future<void> takes the Future, or nothing");
-    return false;
-  }
-};
-template <class... About>
-struct ContinuesAnotherValue : Refusal {
-  static constexpr bool accept() {
-    static_assert(
-        kNever<About...>,
-        "a continuation takes the Future, or its value, and this one takes another type: write "
-        "then([](Future<T> future) …) or then([](T value) …)");
-    return false;
-  }
-};
-template <class... About>
-struct LooksAtAnotherValue : Refusal {
-  static constexpr bool accept() {
-    static_assert(kNever<About...>,
-                  "the function given to on_done() takes the Future, or its value, or nothing");
-    return false;
-  }
-};
-template <class T>
-consteval auto refusal_of_sharing() {
-  if constexpr (std::is_void_v<T> || std::is_copy_constructible_v<T>) {
-    return Fine();
-  } else {
-    return CannotShare<T>();
-  }
-}
-// The reason why an F cannot continue a Future<T>, or Fine.
-template <class F, class T>
-consteval auto refusal_of_continuation() {
-  if constexpr (std::is_invocable_v<F&, Future<T>>) {
-    return Fine();
-  } else if constexpr (std::is_void_v<T>) {
-    return std::conditional_t<std::is_invocable_v<F&>, Fine, ContinuesNothing<F>>();
-  } else if constexpr (std::is_invocable_v<F&, T>) {
-    return refusal_of_sharing<T>();
-  } else {
-    return ContinuesAnotherValue<F, T>();
-  }
-}
-// The reason why an F cannot be called when a Future<T> is done, or Fine.
-template <class F, class T>
-consteval auto refusal_of_look() {
-  if constexpr (std::is_invocable_v<F&, Future<T>> || std::is_invocable_v<F&>) {
-    return Fine();
-  } else if constexpr (std::is_void_v<T>) {
-    return LooksAtAnotherValue<F>();
-  } else {
-    return first_of(
-        std::conditional_t<std::is_invocable_v<F&, T>, Fine, LooksAtAnotherValue<F, T>>(),
-        refusal_of_sharing<T>());
-  }
-}
-// The result type of an F that continues a Future<T>.
-template <class F, class T>
-consteval auto type_of_continuation() {
-  if constexpr (std::is_invocable_v<F&, Future<T>>) {
-    return std::type_identity<std::remove_cvref_t<std::invoke_result_t<F&, Future<T>>>>();
-  } else if constexpr (std::is_void_v<T>) {
-    if constexpr (std::is_invocable_v<F&>) {
-      return std::type_identity<std::remove_cvref_t<std::invoke_result_t<F&>>>();
-    } else {
-      return std::type_identity<Refused>();
-    }
-  } else if constexpr (std::is_invocable_v<F&, T>) {
-    return std::type_identity<std::remove_cvref_t<std::invoke_result_t<F&, T>>>();
-  } else {
-    return std::type_identity<Refused>();
-  }
-}
-template <class F, class T>
-using Given = typename decltype(type_of_continuation<F, T>())::type;
-
 // Sets the promise to a copy of the value. An exception of the copying becomes its error.
 template <class T>
 void set_to_copy(const Promise<T>& promise, const FutureState<T>& state);
-
-template <class T>
-struct IsFuture : std::false_type {};
-template <class T>
-struct IsFuture<Future<T>> : std::true_type {};
-
-// Future<Future<T>> is never made: a continuation that returns a future is flattened.
-template <class R>
-struct Flat {
-  using Type = R;
-};
-template <class T>
-struct Flat<Future<T>> {
-  using Type = T;
-};
-
-[[noreturn]] WEFT_API void throw_wait_timeout(const std::type_info& value,
-                                              std::chrono::milliseconds timeout);
-[[noreturn]] WEFT_API void throw_no_state();
-[[noreturn]] WEFT_API void throw_no_function();
-template <class F>
-void require_function(const F& function) {
-  if constexpr (requires { static_cast<bool>(function == nullptr); }) {
-    if (function == nullptr) throw_no_function();
-  }
-}
-// Logs the exception in flight, which a continuation has thrown and nobody can catch.
-WEFT_API void log_lost_exception() noexcept;
-
-// Resumes a coroutine. If it is destroyed without having done so, it destroys the coroutine, whose
-// promise then fails with Cancelled.
-class Resumption {
- public:
-  explicit Resumption(std::coroutine_handle<> handle) : handle_(handle) {}
-  ~Resumption() {
-    if (handle_) handle_.destroy();
-  }
-  Resumption(Resumption&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  Resumption(const Resumption&) = delete;
-  Resumption& operator=(const Resumption&) = delete;
-  Resumption& operator=(Resumption&&) = delete;
-  void operator()() { std::exchange(handle_, nullptr).resume(); }
-
- private:
-  std::coroutine_handle<> handle_;
-};
-
-// A function that returns Future<T> may be a coroutine. It starts at once, and co_return sets the
-// value. Continuations see the value only after the coroutine's local variables are destroyed, so
-// its locks are released by then. Its arguments are destroyed after that.
-template <class T>
-struct CoroutineBase {
-  Promise<T> promise;
-  std::optional<Stored<T>> result;
-  // Of the streams that are current at co_return: stream guards are local variables too.
-  DeviceWorkRef work;
-  Future<T> get_return_object() { return promise.future(); }
-  std::suspend_never initial_suspend() noexcept { return {}; }
-  std::suspend_never final_suspend() noexcept {
-    if (!result) return {};
-    try {
-      promise.set_with(std::move(work), std::move(*result));
-    } catch (...) {  // moving the value threw
-      promise.set_error(std::current_exception());
-    }
-    return {};
-  }
-  void unhandled_exception() {
-    result.reset();  // a local variable's destructor threw
-    promise.set_error(std::current_exception());
-  }
-};
-template <class T>
-struct Coroutine : CoroutineBase<T> {
-  template <class U = T>
-  void return_value(U&& value) {
-    this->result.emplace(T(std::forward<U>(value)));
-    this->work = enqueued_for(*this->result);
-  }
-};
-template <>
-struct Coroutine<void>;
 
 }  // namespace detail
 
@@ -588,18 +332,6 @@ struct detail::Coroutine<void> : detail::CoroutineBase<void> {
 };
 
 namespace detail {
-// The executor of the first future that has one. If a turn of a loop may complete one of them, the
-// continuations of all must run outside of that turn.
-template <class T>
-std::shared_ptr<Executor> executor_of(const std::vector<Future<T>>& futures) {
-  for (const auto& future : futures) {
-    if (future.executor()) return future.executor();
-  }
-  return nullptr;
-}
-}  // namespace detail
-
-namespace detail {
 template <class T>
 void set_to_copy(const Promise<T>& promise, const FutureState<T>& state) {
   std::optional<Stored<T>> copy;
@@ -611,98 +343,5 @@ void set_to_copy(const Promise<T>& promise, const FutureState<T>& state) {
   promise.set_with(state.device_work(), std::move(*copy));
 }
 }  // namespace detail
-
-// All values, in order. Done when all are, or at once with the first error.
-template <class T>
-Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::is_void_v<T>) {
-  struct Gathered {
-    std::mutex mutex;
-    std::vector<std::optional<T>> values;
-    detail::DeviceWorkRef work;
-    std::size_t missing = 0;
-    bool ended = false;
-  };
-  if (futures.empty()) return Future<std::vector<T>>::ready({});
-  auto gathered = std::make_shared<Gathered>();
-  gathered->values.resize(futures.size());
-  gathered->missing = futures.size();
-  Promise<std::vector<T>> promise(detail::executor_of(futures));
-  auto result = promise.future();
-  for (std::size_t i = 0; i < futures.size(); ++i) {
-    futures[i].on_done_light([gathered, promise, i](const Future<T>& future) {
-      auto error = future.error();
-      std::unique_lock lock(gathered->mutex);
-      if (gathered->ended) return;
-      if (!error) {
-        try {
-          gathered->values[i].emplace(future.value());
-        } catch (...) {
-          error = std::current_exception();
-        }
-      }
-      if (!error) {
-        gathered->work = detail::join(gathered->work, future.device_work());
-        if (--gathered->missing > 0) return;
-      }
-      gathered->ended = true;
-      lock.unlock();
-      if (error) return promise.set_error(error);
-      std::vector<T> values;
-      values.reserve(gathered->values.size());
-      for (auto& value : gathered->values) values.push_back(std::move(*value));
-      promise.set_with(gathered->work, std::move(values));
-    });
-  }
-  return result;
-}
-
-namespace detail {
-WEFT_API Future<void> when_all_done(std::vector<Future<void>> futures);
-
-// A future that is done when the given one is, without its value.
-template <class T>
-Future<void> end_of(const Future<T>& future) {
-  Promise<void> promise(future.executor());
-  auto end = promise.future();
-  future.on_done_light([promise](const Future<T>& one) {
-    if (const auto error = one.error()) return promise.set_error(error);
-    promise.set_with(one.device_work(), {});
-  });
-  return end;
-}
-}  // namespace detail
-
-// The same for futures without a value.
-inline Future<void> when_all(std::vector<Future<void>> futures) {
-  return detail::when_all_done(std::move(futures));
-}
-
-// The same for a list in braces.
-template <class T>
-auto when_all(std::initializer_list<Future<T>> futures) {
-  return when_all(std::vector<Future<T>>(futures));
-}
-
-// Futures of different types: a tuple of their values (std::monostate for void), or Future<void>
-// when all are Future<void>.
-template <class... T>
-requires(sizeof...(T) > 0) auto when_all(Future<T>... futures) {
-  std::vector<Future<void>> ends;
-  (ends.push_back(detail::end_of(futures)), ...);
-  auto all = detail::when_all_done(std::move(ends));
-  if constexpr ((std::is_void_v<T> && ...)) {
-    return all;
-  } else {
-    const auto value = [](const auto& future) {
-      if constexpr (std::is_void_v<typename std::remove_cvref_t<decltype(future)>::value_type>) {
-        return std::monostate();
-      } else {
-        return future.value();
-      }
-    };
-    return all.then(
-        [futures..., value] { return std::tuple<detail::Stored<T>...>(value(futures)...); });
-  }
-}
 
 }  // namespace weft

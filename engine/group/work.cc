@@ -4,6 +4,7 @@
 
 #include <weft/base/log.h>
 #include <weft/engine/future/thread_executor.h>
+#include <weft/engine/future/when_all.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/work_state.h>
 #include <weft/profiling/trace/dump.h>

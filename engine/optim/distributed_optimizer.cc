@@ -14,6 +14,7 @@
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/call/core.h>
+#include <weft/engine/future/when_all.h>
 #include <weft/engine/optim/distributed_optimizer.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/tensor.h>

@@ -5,6 +5,7 @@
 
 #include <weft/engine/ddp/ddp.h>
 #include <weft/engine/ddp/flat.h>
+#include <weft/engine/future/when_all.h>
 #include <weft/engine/group/access.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/zero/zero_overlap.h>
@@ -246,8 +247,9 @@ void ShardedOptimizer::Overlap::send(const Stepped& one) {
     arrived = group::broadcast(zero_.group_, one.flat, owner, one.flag ? Fence(one.flag) : Fence())
                   .future();
   } else if (!one.ready.failed()) {
-    detail::run_after(one.ready.device_work(),
-                      [&] { arrived = group::broadcast(zero_.group_, one.flat, owner).future(); });
+    weft::detail::run_after(one.ready.device_work(), [&] {
+      arrived = group::broadcast(zero_.group_, one.flat, owner).future();
+    });
   } else {
     return;  // complete() throws that error, or the group's next operation does
   }

@@ -3,3 +3,4 @@
 #pragma once
 
 #include <weft/engine/future/future.h>
+#include <weft/engine/future/when_all.h>

@@ -10,6 +10,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <weft/engine/future/when_all.h>
 #include <weft/profiling/bench/autograd_listing.h>
 #include <weft/profiling/bench/workers.h>
 #include <weft/profiling/trace/operation.h>

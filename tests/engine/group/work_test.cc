@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/types.h>
 
+#include <weft/engine/future/when_all.h>
 #include <weft/engine/group/access.h>
 #include <weft/group.h>
 #include <weft/tests/harness/ranks.h>

@@ -17,6 +17,7 @@
 #include <torch/types.h>
 
 #include <weft/engine/call/in_flight.h>
+#include <weft/engine/future/when_all.h>
 #include <weft/tests/engine/rpc/workers.h>
 
 namespace weighed {

@@ -9,6 +9,7 @@
 
 #include <torch/types.h>
 
+#include <weft/engine/future/when_all.h>
 #include <weft/tests/engine/codec/tree.h>
 #include <weft/tests/engine/rpc/workers.h>
 

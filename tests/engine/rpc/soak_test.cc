@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <weft/engine/future/when_all.h>
 #include <weft/tests/engine/rpc/refs.h>
 #include <weft/tests/harness/leftovers.h>
 

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/types.h>
 
+#include <weft/engine/future/when_all.h>
 #include <weft/tests/engine/rpc/workers.h>
 
 namespace waiting {

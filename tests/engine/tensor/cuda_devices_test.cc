@@ -5,6 +5,7 @@
 
 #include <weft/cuda/memory.h>
 #include <weft/engine/future/future.h>
+#include <weft/engine/future/when_all.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
