@@ -226,7 +226,7 @@ const std::shared_ptr<Reducer>& Replica::reducer() const { return state_->reduce
 
 bool Replica::trains() const { return state_->module->is_training(); }
 
-void Replica::mirror_step(const JoinStep& step) {
+void Replica::mirror_step(const detail::JoinStep& step) {
   if (!step.synchronizes) return;
   if (step.trains) state_->sync_buffers(step.first_rank);
   state_->reducer->set_divisor(join_scope_->divisor());

@@ -102,7 +102,7 @@ class WEFT_API Replica : public Joinable {
   ProcessGroup& join_group() override;
   void check_join() const override;
   bool trains() const override;
-  void mirror_step(const JoinStep& step) override;
+  void mirror_step(const detail::JoinStep& step) override;
   void take_over(int last_rank) override;
 
  private:
@@ -114,6 +114,8 @@ class WEFT_API Replica : public Joinable {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+namespace detail {
 
 // The module type of a holder or a std::shared_ptr.
 template <class M>
@@ -171,6 +173,7 @@ consteval auto refusal_of_forward() {
   }
 }
 
+}  // namespace detail
 }  // namespace parallel
 
 template <class Module>
@@ -192,7 +195,7 @@ class DistributedDataParallel final : public parallel::Replica {
   // For Weft's own use: reports wrong arguments.
   template <class... Given>
   requires(sizeof...(Given) > 0 &&
-           !parallel::kTakes<Module, Given...>) explicit DistributedDataParallel(Given&&...)
+           !parallel::detail::kTakes<Module, Given...>) explicit DistributedDataParallel(Given&&...)
       : Replica(nullptr, ProcessGroup(), {}) {
     static_assert(weft::detail::kNever<Given...>,
                   "DistributedDataParallel takes a module's holder (TORCH_MODULE) or a "
@@ -206,7 +209,8 @@ class DistributedDataParallel final : public parallel::Replica {
   auto forward(Arguments&&... arguments) {
     if constexpr (!std::is_base_of_v<torch::nn::Module, Module>) {
       return weft::detail::Refused();  // the constructor's static_assert has reported it
-    } else if constexpr (decltype(parallel::refusal_of_forward<Module, Arguments...>())::accept()) {
+    } else if constexpr (decltype(parallel::detail::refusal_of_forward<Module,
+                                                                       Arguments...>())::accept()) {
       return output_of(std::forward<Arguments>(arguments)...);
     } else {
       return weft::detail::Refused();
@@ -245,8 +249,9 @@ class DistributedDataParallel final : public parallel::Replica {
 
 // Deduces a module type from wrong arguments, so that the constructor can report them.
 template <class... Given>
-requires(sizeof...(Given) > 0 && !parallel::kTakes<parallel::ShownModule<Given...>, Given...>)
+requires(sizeof...(Given) > 0 &&
+         !parallel::detail::kTakes<parallel::detail::ShownModule<Given...>, Given...>)
     DistributedDataParallel(Given&&...)
-->DistributedDataParallel<parallel::ShownModule<Given...>>;
+->DistributedDataParallel<parallel::detail::ShownModule<Given...>>;
 
 }  // namespace weft

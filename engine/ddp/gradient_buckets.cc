@@ -165,7 +165,7 @@ void GradientBuckets::build(const std::vector<std::size_t>& order) {
     bucket.sparse = parameters_[bucket.parameters.front()].sparse_gradient;
     std::int64_t elements = 0;
     for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
-      places_[bucket.parameters[slot]] = Place{buckets_.size(), slot};
+      places_[bucket.parameters[slot]] = SlotIndex{buckets_.size(), slot};
       elements += parameters_[bucket.parameters[slot]].tensor.numel();
     }
     if (!bucket.sparse) {
@@ -203,7 +203,7 @@ bool GradientBuckets::fill(std::size_t parameter) {
                                    "needs DdpOptions::static_graph");
   }
   filled_[parameter] = true;
-  const Place place = *places_[parameter];
+  const SlotIndex place = *places_[parameter];
   GradientBucket& bucket = buckets_[place.bucket];
   bucket.note_stream(parameters_[parameter].tensor.device());
   {

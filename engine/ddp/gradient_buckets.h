@@ -127,7 +127,7 @@ class GradientBuckets {
   void drop_pass();
 
  private:
-  struct Place {
+  struct SlotIndex {
     std::size_t bucket = 0;
     std::size_t slot = 0;
   };
@@ -144,9 +144,9 @@ class GradientBuckets {
   const DdpOptions& options_;
   std::vector<std::size_t> order_;
   std::vector<GradientBucket> buckets_;
-  std::vector<std::optional<Place>> places_;  // by parameter
-  std::vector<bool> filled_;                  // by parameter
-  std::size_t next_ = 0;                      // the first bucket that has not been launched
+  std::vector<std::optional<SlotIndex>> places_;  // by parameter
+  std::vector<bool> filled_;                      // by parameter
+  std::size_t next_ = 0;                          // the first bucket that has not been launched
   CommHook hook_;
   int divisor_;
 };

@@ -11,7 +11,7 @@
 
 namespace weft {
 
-namespace parallel {
+namespace parallel::detail {
 
 namespace {
 
@@ -145,7 +145,7 @@ void JoinScope::run_out() {
   for (Joinable* joinable : joinables_) joinable->take_over(last_rank);
 }
 
-}  // namespace parallel
+}  // namespace parallel::detail
 
 void join(std::vector<Joinable*> joinables, const std::function<void()>& steps,
           JoinOptions options) {
@@ -154,7 +154,7 @@ void join(std::vector<Joinable*> joinables, const std::function<void()>& steps,
     throw Error(Blame::Caller, "join: one of the objects is a null pointer");
   }
   if (!options.enable) return steps();
-  parallel::JoinScope scope(std::move(joinables), options);
+  parallel::detail::JoinScope scope(std::move(joinables), options);
   steps();
   scope.run_out();
 }

@@ -30,9 +30,9 @@ struct JoinOptions {
   bool enable = true;
 };
 
-namespace parallel {
+namespace parallel::detail {
+
 class JoinScope;
-}
 
 // One step of the active ranks.
 struct JoinStep {
@@ -41,6 +41,8 @@ struct JoinStep {
   bool trains = false;        // true if their joinable trains
 };
 
+}  // namespace parallel::detail
+
 // An object that communicates in every step and can take part without contributing.
 class Joinable {
  public:
@@ -48,7 +50,7 @@ class Joinable {
 
  protected:
   // For Weft's own use.
-  friend class parallel::JoinScope;
+  friend class parallel::detail::JoinScope;
   // The group over which the object communicates.
   virtual ProcessGroup& join_group() = 0;
   // Throws Caller if the object cannot take part.
@@ -56,14 +58,14 @@ class Joinable {
   // True in training mode, if that changes the object's communication.
   virtual bool trains() const { return false; }
   // Runs the communication of one step of the other ranks.
-  virtual void mirror_step(const JoinStep& step) = 0;
+  virtual void mirror_step(const parallel::detail::JoinStep& step) = 0;
   // Called when all ranks have run out: all take over the state of `last_rank`.
   virtual void take_over(int last_rank) = 0;
   // Set while this rank is inside weft::join.
-  parallel::JoinScope* join_scope_ = nullptr;
+  parallel::detail::JoinScope* join_scope_ = nullptr;
 };
 
-namespace parallel {
+namespace parallel::detail {
 
 class WEFT_API JoinScope {
  public:
@@ -97,7 +99,7 @@ class WEFT_API JoinScope {
   int first_active_ = 0;
 };
 
-}  // namespace parallel
+}  // namespace parallel::detail
 
 // Collective. Runs the steps of this rank, then mirrors the others' collectives until every rank
 // has run out. Exceptions of `steps` pass through. `joinables` names each object once, in the order

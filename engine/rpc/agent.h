@@ -225,8 +225,8 @@ namespace detail {
 template <class Body>
 void expose_created() {
   static_cast<void>(Created<Body>::entered.id);
-  static_cast<void>(&rref::expose_value<typename Body::Result>);
-  static_cast<void>(&rref::Exposed<typename Body::Arguments>::references);
+  static_cast<void>(&rref::detail::expose_value<typename Body::Result>);
+  static_cast<void>(&rref::detail::Exposed<typename Body::Arguments>::references);
 }
 
 template <class Body>
@@ -247,7 +247,7 @@ template <class M, auto F>
 void expose() {
   if constexpr (detail::RefusalOfExposed<F, M>::accept()) {
     detail::expose_called<detail::MethodBody<F, M>>();
-    static_cast<void>(&rref::expose_value<M>);
+    static_cast<void>(&rref::detail::expose_value<M>);
   }
 }
 // remote<M>(…), with arguments that are sent as these types: "text" is a std::string.

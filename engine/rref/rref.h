@@ -16,160 +16,13 @@
 
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/wait_all.h>
+#include <weft/engine/rref/copies.h>
 #include <weft/engine/rref/creation.h>
 #include <weft/engine/rref/references.h>
 
 namespace weft {
 
 namespace rref {
-
-// Sends a copy of the value to the caller.
-template <class T>
-struct FetchBody {
-  using Arguments = std::tuple<Target>;
-  using Result = T;
-  using Signature = T(RRef<T>);
-
-  static std::string name() { return "weft::RRef::fetch"; }
-  static std::vector<std::byte> value() { return {}; }
-  static std::optional<Future<void>> first(rpc::AgentCore& core, const void* arguments) {
-    return wait_for<T>(rref::references_of(core),
-                       std::get<0>(*static_cast<const Arguments*>(arguments)));
-  }
-  static void run(rpc::AgentCore&, const std::shared_ptr<void>& arguments,
-                  const rpc::detail::CompletionRef<T>& to) {
-    try {
-      const Target& target = std::get<0>(*static_cast<const Arguments*>(arguments.get()));
-      const auto value = std::static_pointer_cast<OwnedValue<T>>(target.owned)->value();
-      if constexpr (std::is_void_v<T>) {
-        to->succeed({}, nullptr);
-      } else {
-        weft::detail::hand_over_referred(*value);
-        to->succeed(T(*value), nullptr);
-      }
-    } catch (...) {
-      to->fail(std::current_exception());
-    }
-  }
-};
-
-// Stores the copy of a value on the worker that will own it.
-template <class T>
-struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
-  using Arguments = std::tuple<Id, ForkId, T>;
-  using Result = void;
-  using Signature = void(RRef<T>, T);
-
-  static std::string name() { return "weft::RRef::copy"; }
-  static std::vector<std::byte> value() { return {}; }
-  static void run(rpc::AgentCore& core, const std::shared_ptr<void>& arguments,
-                  const rpc::detail::CompletionRef<void>& to) {
-    std::shared_ptr<OwnedValue<T>> owned;
-    try {
-      auto& [id, fork, copy] = *static_cast<Arguments*>(arguments.get());
-      const int holder = rank_in(fork);
-      if (rank_in(id) != holder || rpc::detail::CoreCalls::is_self(core, holder)) {
-        throw Error(Blame::Caller, "a copy with the ids " + to_text(id) + " and " + to_text(fork) +
-                                       " does not name one other worker as its holder");
-      }
-      References& references = rref::references_of(core);
-      const bool is_announced = references.has_fork(id, fork);
-      owned = references.adopt<T>(id, fork, rpc::made_by(fork));
-      // The holder may have died, and then it would not end the fork.
-      if (!is_announced) rpc::detail::CoreCalls::look_after(core, holder);
-      owned->set(std::make_shared<T>(std::move(copy)), rpc::detail::enqueued(core));
-    } catch (...) {
-      if (owned) owned->fail(std::current_exception());
-      return to->fail(std::current_exception());
-    }
-    to->succeed({}, nullptr);  // last: others wait for the value, nobody for this reply
-  }
-};
-
-// Makes a value's owner send a copy to another worker. Ends when the copy has arrived.
-template <class T>
-struct CopyBody {
-  // The two integers are the rank and generation of the worker that gets the copy.
-  using Arguments = std::tuple<Target, std::int32_t, std::int32_t, Id, ForkId>;
-  using Result = rpc::Outcome;  // an error keeps its blame
-  using Signature = rpc::Outcome(RRef<T>, int);
-
-  static std::string name() { return "weft::RRef::copy_to"; }
-  static std::vector<std::byte> value() { return {}; }
-  static std::optional<Future<void>> first(rpc::AgentCore& core, const void* arguments) {
-    return wait_for<T>(rref::references_of(core),
-                       std::get<0>(*static_cast<const Arguments*>(arguments)));
-  }
-  static void run(rpc::AgentCore&, const std::shared_ptr<void>& arguments,
-                  const rpc::detail::CompletionRef<rpc::Outcome>& asker) {
-    const auto end = [asker](const std::exception_ptr& error) {
-      asker->succeed(error ? rpc::Outcome(to_error(error, Blame::Remote)) : rpc::Outcome(),
-                     nullptr);
-    };
-    try {
-      const auto& [target, to, generation, id, fork] =
-          *static_cast<const Arguments*>(arguments.get());
-      const auto value = std::static_pointer_cast<OwnedValue<T>>(target.owned)->value();
-      weft::detail::hand_over_referred(*value);
-      const rpc::CallOptions options{{to, generation},
-                                     rpc::detail::CoreCalls::time_left(),
-                                     rpc::MessageKind::Create,
-                                     /*on_loop=*/true};
-      rpc::call<ArrivedCopyBody<T>>(rpc::detail::CoreCalls::current_core("copy_to()"), options,
-                                    {id, fork, T(*value)})
-          .on_done_light([end](const Future<void>& ended) { end(ended.error()); });
-    } catch (...) {
-      end(std::current_exception());
-    }
-  }
-};
-
-}  // namespace rref
-
-template <class T>
-class RRef;
-
-namespace rref {
-
-// Called on a value to wait for it. WEFT_API, like every template that is called remotely:
-// libweft.so and the program must have one address for it.
-template <class T>
-WEFT_API void exists(const T&) {}
-
-template <auto F, class T>
-using ResultOf = typename rpc::detail::MethodShape<
-    std::remove_const_t<decltype(rpc::detail::NamingOf<F>::function)>, T>::Result;
-
-// Completes with the call's result or, if that comes first, the error that there will be no value.
-template <class R>
-Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core,
-                             const std::shared_ptr<Handle>& handle, Future<R> called) {
-  if (!handle->created() || (handle->created()->done() && !handle->created()->failed()))
-    return called;
-  auto over = std::make_shared<std::atomic<bool>>(false);
-  Promise<R> promise(rpc::detail::CoreCalls::executor(*core));
-  auto result = promise.future();
-  handle->created()->on_done_light([over, promise, handle](const Future<void>& created) {
-    if (!created.failed() || over->exchange(true)) return;
-    try {
-      handle->require_created();
-    } catch (...) {
-      promise.set_error(std::current_exception());
-    }
-  });
-  called.on_done_light([over, promise](const Future<R>& ended) {
-    if (!over->exchange(true)) ended.move_to(promise);
-  });
-  return result;
-}
-
-// Keeps the reference until the call on its value has ended: before the call arrives, nothing else
-// may keep the value.
-template <class R>
-Future<R> until_answered(const Future<R>& called, std::shared_ptr<Handle> handle) {
-  called.on_done_light([kept = std::move(handle)](const Future<R>&) {});
-  return called;
-}
 
 // Calls on the value of an RRef<T>. `Self` has the reference and the calls' time limit.
 template <class T, class Self>
@@ -179,7 +32,7 @@ class Methods {
   // that takes M& first.
   template <auto F, class... A>
   auto sync(A&&... arguments) const  // static_cast<R (M::*)(P...)>(&M::f)
-      -> ResultOf<F, T> {
+      -> detail::ResultOf<F, T> {
     if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/false, A...>::accept()) {
       return issue<F>(std::forward<A>(arguments)...).get_own();
     } else {
@@ -189,10 +42,10 @@ class Methods {
   // Like sync(), at once: returns a future of the result.
   template <auto F, class... A>
   auto async(A&&... arguments) const  // static_cast<R (M::*)(P...)>(&M::f)
-      -> Future<ResultOf<F, T>> {
+      -> Future<detail::ResultOf<F, T>> {
     if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/false, A...>::accept()) {
       return rpc::detail::tracked(
-          until_answered(issue<F>(std::forward<A>(arguments)...), reference().handle()));
+          detail::until_answered(issue<F>(std::forward<A>(arguments)...), reference().handle()));
     } else {
       std::terminate();
     }
@@ -200,7 +53,7 @@ class Methods {
   // Like sync(), at once: the result stays with the owner, and a reference to it is returned.
   template <auto F, class... A>
   auto remote(A&&... arguments) const  // static_cast<R (M::*)(P...)>(&M::f)
-      -> RRef<ResultOf<F, T>> {
+      -> RRef<detail::ResultOf<F, T>> {
     if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/true, A...>::accept()) {
       using Naming = rpc::detail::NamingOf<F>;
       using Body = rpc::detail::MethodBody<Naming::function, T>;
@@ -208,7 +61,7 @@ class Methods {
       auto made = rpc::create<Body>(core, call_options(*core, Naming::on_loop),
                                     arguments_of<Body>(std::forward<A>(arguments)...));
       if (const auto& asked = made->created())
-        static_cast<void>(until_answered(*asked, reference().handle()));
+        static_cast<void>(detail::until_answered(*asked, reference().handle()));
       return RRef<typename Body::Result>(std::move(made));
     } else {
       std::terminate();
@@ -221,9 +74,10 @@ class Methods {
     using Naming = rpc::detail::NamingOf<F>;
     using Body = rpc::detail::MethodBody<Naming::function, T>;
     const auto core = reference().usable();
-    return unless_not_created(core, reference().handle(),
-                              rpc::call<Body>(core, call_options(*core, Naming::on_loop),
-                                              arguments_of<Body>(std::forward<A>(arguments)...)));
+    return detail::unless_not_created(
+        core, reference().handle(),
+        rpc::call<Body>(core, call_options(*core, Naming::on_loop),
+                        arguments_of<Body>(std::forward<A>(arguments)...)));
   }
   rpc::CallOptions call_options(rpc::AgentCore& core, bool on_loop) const {
     const auto limit =
@@ -253,28 +107,6 @@ class Timed : public Methods<T, Timed<T>> {
   RRef<T> reference_;
   std::optional<std::chrono::milliseconds> limit_;
 };
-
-// The reason why a copy of an RRef<T>'s value cannot be sent.
-template <class... About>
-struct CannotBeCopied : weft::detail::Refusal {
-  static constexpr bool accept() {
-    static_assert(weft::detail::kNever<About...>,
-                  "to_here(), fetch() and copy_to() send a copy of the RRef's value, which cannot "
-                  "be copied: call a method "
-                  "on it where it is, with rref.sync<&M::method>(…)");
-    return false;
-  }
-};
-template <class T>
-consteval auto refusal_of_copy() {
-  if constexpr (std::is_void_v<T> || std::is_copy_constructible_v<T>) {
-    return rpc::detail::RefusalOfResult<T>();
-  } else {
-    return weft::detail::first_of(rpc::detail::RefusalOfResult<T>(), CannotBeCopied<T>());
-  }
-}
-template <class T>
-using RefusalOfCopy = decltype(refusal_of_copy<T>());
 
 }  // namespace rref
 
@@ -308,7 +140,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
   // Returns a copy of the value, once it has been created. Throws CreationError, Timeout, PeerLost.
   // On the owner there is no time limit unless one is given.
   T to_here(std::chrono::milliseconds timeout = kAgentTimeout) const {
-    if constexpr (rref::RefusalOfCopy<T>::accept()) {
+    if constexpr (rref::detail::RefusalOfCopy<T>::accept()) {
       return fetched(timeout).get();
     } else {
       std::terminate();
@@ -317,8 +149,8 @@ class RRef : public rref::Methods<T, RRef<T>> {
   // Like to_here(), without blocking. The reference may be dropped meanwhile, as with calls on the
   // value.
   Future<T> fetch(std::chrono::milliseconds timeout = kAgentTimeout) const {
-    if constexpr (rref::RefusalOfCopy<T>::accept()) {
-      return rref::until_answered(fetched(timeout), handle_);
+    if constexpr (rref::detail::RefusalOfCopy<T>::accept()) {
+      return rref::detail::until_answered(fetched(timeout), handle_);
     } else {
       std::terminate();
     }
@@ -331,7 +163,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
   // value cannot be copied or `to` cannot be reached, uses of the copy throw CreationError. Throws
   // Caller if `to` is not a worker, and CreationError if it is known that there is no value.
   RRef copy_to(const rpc::Destination& to) const {
-    if constexpr (rref::RefusalOfCopy<T>::accept()) {
+    if constexpr (rref::detail::RefusalOfCopy<T>::accept()) {
       const auto core = usable();
       auto options = rpc::detail::CoreCalls::call_options(*core, to);
       rref::References& references = rref::references_of(*core);
@@ -353,9 +185,9 @@ class RRef : public rref::Methods<T, RRef<T>> {
       const rpc::Member receiver = rpc::detail::CoreCalls::member(*core, options.to);
       options.to = handle_->to_owner();
       options.kind = rpc::MessageKind::Create;
-      const auto asked = rpc::call<rref::CopyBody<T>>(
+      const auto asked = rpc::call<rref::detail::CopyBody<T>>(
           core, options, {handle_->id(), receiver.worker.rank, receiver.generation, id, fork});
-      const auto made = rref::unless_not_created(core, handle_, asked);
+      const auto made = rref::detail::unless_not_created(core, handle_, asked);
       return RRef(rref::expect_there(core, receiver, id, fork, asked, made, handle_, to.place()));
     } else {
       std::terminate();
@@ -369,7 +201,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
     if constexpr (std::is_void_v<T>) {
       return fetch();
     } else {
-      return this->template async<&rref::exists<T>>();
+      return this->template async<&rref::detail::exists<T>>();
     }
   }
 
@@ -431,9 +263,9 @@ class RRef : public rref::Methods<T, RRef<T>> {
     const auto limit = rpc::detail::CoreCalls::limit(*core, timeout);
     if (is_owner())
       return fetch_here(core, timeout == kAgentTimeout ? std::chrono::milliseconds(0) : limit);
-    return rref::unless_not_created(
+    return rref::detail::unless_not_created(
         core, handle_,
-        rpc::call<rref::FetchBody<T>>(
+        rpc::call<rref::detail::FetchBody<T>>(
             core, {handle_->to_owner(), limit, rpc::MessageKind::Fetch, false}, {handle_->id()}));
   }
   // A limit of 0 means none.
@@ -492,7 +324,7 @@ std::ostream& operator<<(std::ostream& out, const RRef<T>& reference) {
   return out << (reference ? describe(*reference.handle()) : "empty RRef");
 }
 
-namespace rref {
+namespace rref::detail {
 
 template <class T>
 void expose_value();
@@ -542,7 +374,7 @@ void expose_value() {
   }
 }
 
-}  // namespace rref
+}  // namespace rref::detail
 
 template <class T>
 RRef(const rpc::Agent&, T) -> RRef<T>;

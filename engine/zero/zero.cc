@@ -326,7 +326,7 @@ void ShardedOptimizer::land(const at::Tensor& flat, const std::vector<at::Tensor
   for (const at::Tensor& parameter : parameters) parameter.unsafeGetTensorImpl()->bump_version();
 }
 
-void ShardedOptimizer::mirror_step(const JoinStep& step) {
+void ShardedOptimizer::mirror_step(const detail::JoinStep& step) {
   if (step.synchronizes) step_shards();
 }
 
@@ -355,9 +355,9 @@ void ShardedOptimizer::consolidate_state_dict(int to) {
   std::int64_t most_expected = 64 << 20;
   for (const std::size_t bytes : loads_) most_expected += 64 * static_cast<std::int64_t>(bytes);
   const auto gathered =
-      detail::gather_ragged(bytes_of(*whole).to(group::barrier_device(group_)), to, group_,
-                            {"consolidate_state_dict: a rank's state", most_expected,
-                             "all ranks must wrap the same optimizer"});
+      weft::detail::gather_ragged(bytes_of(*whole).to(group::barrier_device(group_)), to, group_,
+                                  {"consolidate_state_dict: a rank's state", most_expected,
+                                   "all ranks must wrap the same optimizer"});
   if (group_.rank() != to) return all_.reset();
 
   const c10::Device state_device =

@@ -131,7 +131,7 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
   // For Weft's own use.
   ProcessGroup& join_group() override { return group_; }
   void check_join() const override;
-  void mirror_step(const JoinStep& step) override;
+  void mirror_step(const detail::JoinStep& step) override;
   void take_over(int last_rank) override;
 
  private:
@@ -176,8 +176,9 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
 
 }  // namespace parallel
 
-namespace parallel {
+namespace parallel::detail {
 
+// True if one of the constructors makes ZeroRedundancyOptimizer<O>(Given…).
 template <class O, class... Given>
 constexpr bool kShards = false;
 template <class O, class Parameters, class Group, class Options>
@@ -190,7 +191,7 @@ template <class O, class Parameters, class Group, class Options, class How>
 constexpr bool kShards<O, Parameters, Group, Options, How> =
     kShards<O, Parameters, Group, Options>&& std::is_convertible_v<How, ZeroOptions>;
 
-}  // namespace parallel
+}  // namespace parallel::detail
 
 // O: a libtorch optimizer that takes parameter groups and options and steps each parameter
 // independently of the others.
@@ -224,8 +225,9 @@ class ZeroRedundancyOptimizer final : public parallel::ShardedOptimizer {
             defaults, options) {}
   // For Weft's own use: reports wrong arguments.
   template <class... Given>
-  requires(sizeof...(Given) > 1 &&
-           !parallel::kShards<O, Given...>) explicit ZeroRedundancyOptimizer(const Given&...)
+  requires(
+      sizeof...(Given) > 1 &&
+      !parallel::detail::kShards<O, Given...>) explicit ZeroRedundancyOptimizer(const Given&...)
       : ShardedOptimizer(Groups(), ProcessGroup(), Make(), ZeroOptions()) {
     static_assert(
         !std::derived_from<O, torch::optim::Optimizer> || weft::detail::kNever<Given...>,

@@ -118,10 +118,10 @@ void check(BodyKind kind, Input input) {
     case BodyKind::TakeBackReply:
       check<ArgumentsOf<&rref::internal::take_back_reply>>(input);
       return;
-    case BodyKind::Fetch: check<rref::FetchBody<at::Tensor>::Arguments>(input); return;
-    case BodyKind::CopyTo: check<rref::CopyBody<at::Tensor>::Arguments>(input); return;
+    case BodyKind::Fetch: check<rref::detail::FetchBody<at::Tensor>::Arguments>(input); return;
+    case BodyKind::CopyTo: check<rref::detail::CopyBody<at::Tensor>::Arguments>(input); return;
     case BodyKind::Copy:
-      return check_with_tensors<rref::ArrivedCopyBody<at::Tensor>::Arguments>(input);
+      return check_with_tensors<rref::detail::ArrivedCopyBody<at::Tensor>::Arguments>(input);
     case BodyKind::Create: return check_creation(input);
     case BodyKind::Operator: return check_with_tensors<ArgumentsOf<&run_operator>>(input);
     case BodyKind::Gradient:

@@ -49,14 +49,6 @@ HIDDEN = {
         "weft::rpc::IncomingCall", "weft::rpc::Identity", "weft::rpc::Function", "weft::rpc::enter", "weft::rpc::find", "weft::rpc::named",
         "weft::rpc::shown_as", "weft::rpc::name_in", "weft::rpc::spelled", "weft::rpc::hash_of", "weft::rpc::Inline", "weft::rpc::Generation", "weft::rpc::kAnyLife", "weft::rpc::Member", "weft::rpc::Recipient", "weft::rpc::MessageId",
         "weft::rpc::CallOptions", "weft::rpc::Outcome", "weft::rpc::blame_from", "weft::rpc::describe", "weft::rpc::run_operator*",
-        "weft::rref::ArrivedCopyBody", "weft::rref::CopyBody", "weft::rref::FetchBody", "weft::rref::CannotBeCopied",
-        "weft::rref::Exposed", "weft::rref::HasWeftFields", "weft::rref::RefusalOfCopy", "weft::rref::ResultOf", "weft::rref::exists",
-        "weft::rref::expose_value", "weft::rref::refusal_of_copy", "weft::rref::unless_not_created", "weft::rref::until_answered",
-    ],
-    "how classes are joined, and what makes a compiler's error about wrong arguments short": [
-        "weft::JoinStep", "weft::parallel::JoinScope", "weft::parallel::LeadsTo", "weft::parallel::ShownModule", "weft::parallel::TakesOtherInputs",
-        "weft::parallel::kShards", "weft::parallel::kTakes", "weft::parallel::module_of", "weft::parallel::refusal_of_forward",
-        "weft::parallel::shown_module",
     ],
 }
 # Other pages than README.md and docs/*.md, with their names in the site.
