@@ -167,7 +167,7 @@ TEST_P(WaitsOver, DifferentCallsAreRefused) {
                               .world_size = 2,
                               .store = c10::make_intrusive<c10d::PrefixStore>(name, store_),
                               .device = at::kCPU,
-                              .wait_reports = kOnce});
+                              .wait_reports = {10s}});
       const Error refused = error_of([&] { pair.call(group, rank).wait(); });
       EXPECT_EQ(refused.blame(), Blame::Caller) << refused.text();
       EXPECT_THAT(refused.text(), AllOf(HasSubstr("as operation "),
