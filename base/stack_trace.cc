@@ -48,11 +48,11 @@ class Modules {
   Modules(const Modules&) = delete;
   Modules& operator=(const Modules&) = delete;
 
-  struct Place {
+  struct ModuleOffset {
     std::string_view file;  // "" where nothing is mapped
     std::uintptr_t offset = 0;
   };
-  Place find(std::uintptr_t address) const noexcept {
+  ModuleOffset find(std::uintptr_t address) const noexcept {
     std::string_view first_file;
     std::uintptr_t base = 0;
     for (std::string_view rest = text_; !rest.empty();) {

@@ -159,7 +159,7 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
     member_ = trace::Member::join({"agent", parts_.self.name, parts_.self.rank, {}});
   }
   gpus_ = directory_.gpus();
-  parts_.devices->prepare_lanes(gpus_);
+  parts_.devices->prepare_connections(gpus_);
   // Other workers may have joined earlier and have called already. The functions that they call
   // must find all workers.
   std::vector<Early> early;
@@ -182,7 +182,7 @@ AgentCore::~AgentCore() {
 }
 
 AgentCore::Reclaiming::~Reclaiming() {
-  devices.end_lanes();
+  devices.end_connections();
   if (may_block) devices.reclaim(Deadline::in(kReclaim));
 }
 
@@ -198,7 +198,7 @@ void AgentCore::accept(std::shared_ptr<transport::Connection> connection, bool c
 void AgentCore::serve(std::shared_ptr<transport::Connection> connection, bool carries_devices) {
   if (carries_devices) {
     try {
-      connection = parts_.devices->lane_over(std::move(connection), loop_);
+      connection = parts_.devices->connection_over(std::move(connection), loop_);
     } catch (const Error& error) {
       return log::warn(describe(parts_.self) +
                        " refused a connection that carries device memory: " + error.text());

@@ -166,8 +166,8 @@ std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core,
             " is built without CUDA (WEFT_CUDA=OFF) and takes no tensors of GPUs: leave it out of "
             "rpc::Options::device_maps");
   }
-  return core.devices().lane_over(routes.connect(entry_.device_offers, options, failed_),
-                                  core.loop());
+  return core.devices().connection_over(routes.connect(entry_.device_offers, options, failed_),
+                                        core.loop());
 }
 
 void Peer::greet(AgentCore& core, transport::Connection& connection) {

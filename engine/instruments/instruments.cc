@@ -65,8 +65,9 @@ trace::timeline::Clock by_calendar(const LocalClock& clock, transport::Bootstrap
 // This rank's part of the timeline, from start() until the last group and agent has ended.
 class Recording {
  public:
-  Recording(Participant participant, std::string job, std::shared_ptr<transport::Bootstrap> store,
-            JobClock clock, std::vector<std::shared_ptr<const void>> kept, bool away)
+  Recording(InstrumentedRank participant, std::string job,
+            std::shared_ptr<transport::Bootstrap> store, JobClock clock,
+            std::vector<std::shared_ptr<const void>> kept, bool away)
       : participant_(std::move(participant)),
         job_(std::move(job)),
         kept_(std::move(kept)),
@@ -103,7 +104,7 @@ class Recording {
                             ignored);  // removed only if it is empty
   }
 
-  const Participant participant_;
+  const InstrumentedRank participant_;
   const std::string job_;
   const std::vector<std::shared_ptr<const void>> kept_;  // must outlive store_
   const std::shared_ptr<transport::Bootstrap> store_;
@@ -116,7 +117,7 @@ constinit ForkMutex recordings_mutex(ForkOrder::Engine);  // guards the next var
 std::map<int, std::weak_ptr<const Recording>> recordings;
 
 // Arranges how the parts of all ranks reach rank 0, for a job whose ranks are known.
-std::shared_ptr<const Recording> record(const Participant& participant, const std::string& job,
+std::shared_ptr<const Recording> record(const InstrumentedRank& participant, const std::string& job,
                                         const std::shared_ptr<transport::Bootstrap>& store,
                                         JobClock clock,
                                         std::vector<std::shared_ptr<const void>> kept,
@@ -141,12 +142,12 @@ std::shared_ptr<const Recording> record(const Participant& participant, const st
   return made;
 }
 
-std::shared_ptr<const void> join_timeline(const Participant& participant,
+std::shared_ptr<const void> join_timeline(const InstrumentedRank& participant,
                                           const std::shared_ptr<transport::Bootstrap>& store,
                                           std::vector<std::shared_ptr<const void>> kept,
                                           Deadline deadline) {
   deadline = Deadline::sooner(deadline, Deadline::in(kWaitForOthers));
-  trace::timeline::Place place;
+  trace::timeline::ProcessInJob place;
   place.rank = participant.rank;
   place.ranks = participant.ranks;
   std::optional<JobClock> compared;
@@ -169,7 +170,7 @@ std::shared_ptr<const void> join_timeline(const Participant& participant,
   trace::timeline::join(participant.timeline, place);
   if (!compared) return nullptr;
   try {
-    const Participant here{participant.rank, participant.ranks, trace::timeline::own_file()};
+    const InstrumentedRank here{participant.rank, participant.ranks, trace::timeline::own_file()};
     return record(here, place.job, store, std::move(*compared), std::move(kept), deadline);
   } catch (const Error& error) {
     if (error.blame() != Blame::Timeout) throw;
@@ -183,7 +184,7 @@ std::shared_ptr<const void> join_timeline(const Participant& participant,
 // differ, at least one notices and tells the ranks that wait for the verdict.
 class Agreement {
  public:
-  Agreement(const Participant& participant, transport::Bootstrap& store, Deadline deadline)
+  Agreement(const InstrumentedRank& participant, transport::Bootstrap& store, Deadline deadline)
       : participant_(participant), store_(store), deadline_(deadline) {}
 
   // Called by a rank that makes a timeline.
@@ -264,14 +265,14 @@ class Agreement {
     }
   }
 
-  const Participant& participant_;
+  const InstrumentedRank& participant_;
   transport::Bootstrap& store_;
   const Deadline deadline_;
 };
 
 // A failing store does not stop a job without a timeline: the job's first ranks may have ended,
 // and the store with them.
-void make_no_timeline(const Participant& participant, transport::Bootstrap& store,
+void make_no_timeline(const InstrumentedRank& participant, transport::Bootstrap& store,
                       Deadline deadline) {
   try {
     agree_on_file(participant, store, Deadline::sooner(deadline, Deadline::in(kWaitForOthers)));
@@ -289,13 +290,14 @@ std::string timeline_file(const std::string& option) {
   return file;
 }
 
-void agree_on_file(const Participant& participant, transport::Bootstrap& store, Deadline deadline) {
+void agree_on_file(const InstrumentedRank& participant, transport::Bootstrap& store,
+                   Deadline deadline) {
   if (participant.ranks < 2) return;  // one rank, or ranks that join and leave
   Agreement agreement(participant, store, deadline);
   participant.timeline.empty() ? agreement.make_none() : agreement.make();
 }
 
-std::shared_ptr<const void> start(const Participant& participant,
+std::shared_ptr<const void> start(const InstrumentedRank& participant,
                                   const std::shared_ptr<transport::Bootstrap>& store,
                                   std::vector<std::shared_ptr<const void>> kept,
                                   Deadline deadline) {

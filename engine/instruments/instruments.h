@@ -13,7 +13,7 @@
 
 namespace weft::instruments {
 
-struct Participant {
+struct InstrumentedRank {
   int rank = 0;
   int ranks = 0;         // 0: ranks join and leave
   std::string timeline;  // the file; "" for no timeline
@@ -27,7 +27,8 @@ std::string timeline_file(const std::string& option);
 // Throws Caller if the ranks of a job do not make the same timeline: on each rank that makes one,
 // and on each rank that makes none and calls after one that does. Ranks that make a timeline wait
 // here for each other; the others do not wait. Throws Timeout.
-void agree_on_file(const Participant& participant, transport::Bootstrap& store, Deadline deadline);
+void agree_on_file(const InstrumentedRank& participant, transport::Bootstrap& store,
+                   Deadline deadline);
 
 // Starts the instruments. If a timeline is wanted, blocks until the other ranks have called it too,
 // to agree on the timeline's name and to compare clocks. Throws Caller for a variable that cannot
@@ -37,7 +38,7 @@ void agree_on_file(const Participant& participant, transport::Bootstrap& store, 
 // The group or the agent holds the result until it ends. When the last result in a process is
 // destroyed, timeline parts that rank 0 cannot read are sent to it over this store
 // (timeline_upload.h): the result keeps the store and `kept` alive until then.
-std::shared_ptr<const void> start(const Participant& participant,
+std::shared_ptr<const void> start(const InstrumentedRank& participant,
                                   const std::shared_ptr<transport::Bootstrap>& store,
                                   std::vector<std::shared_ptr<const void>> kept, Deadline deadline);
 

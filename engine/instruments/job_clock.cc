@@ -81,7 +81,7 @@ LocalClock local_clock() {
           }};
 }
 
-JobClock::JobClock(const Participant& participant, std::shared_ptr<transport::Bootstrap> store,
+JobClock::JobClock(const InstrumentedRank& participant, std::shared_ptr<transport::Bootstrap> store,
                    LocalClock clock, Deadline deadline)
     : rank_(participant.rank), store_(std::move(store)), clock_(std::move(clock)) {
   put(*store_, "host/" + std::to_string(rank_), clock_.host);

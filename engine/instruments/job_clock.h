@@ -35,7 +35,7 @@ class JobClock {
  public:
   // Measures at the start. All ranks call it, in a job whose number of ranks is known. Throws
   // Timeout if a rank does not.
-  JobClock(const Participant& participant, std::shared_ptr<transport::Bootstrap> store,
+  JobClock(const InstrumentedRank& participant, std::shared_ptr<transport::Bootstrap> store,
            LocalClock clock, Deadline deadline);
 
   const trace::timeline::Clock& at_start() const { return at_start_; }

@@ -116,7 +116,7 @@ class Job {
   }
 
   // This node's place as the options give it, for nodes that do not meet.
-  Rendezvous::Place told(Rendezvous::Place place) const {
+  Rendezvous::Assignment told(Rendezvous::Assignment place) const {
     const int nodes = options_.rendezvous.limits.most;
     place.nodes = nodes;
     place.node_rank = options_.node_rank.value_or(0);
@@ -127,7 +127,7 @@ class Job {
     return place;
   }
 
-  void announce(const Rendezvous::Place& place) const {
+  void announce(const Rendezvous::Assignment& place) const {
     std::string text = place.cause + "; the ranks start again";
     if (options_.rendezvous.limits.restarts > 0) {
       text += ", " + std::to_string(place.restarts) + " of " +
@@ -141,7 +141,7 @@ class Job {
   }
 
   // Returns the job's exit code, or nothing if another round follows.
-  std::optional<int> run_round(const Rendezvous::Place& place) {
+  std::optional<int> run_round(const Rendezvous::Assignment& place) {
     WorkerGroup workers(options_, place);
     try {
       return supervise(workers, place);
@@ -152,7 +152,7 @@ class Job {
     }
   }
 
-  std::optional<int> supervise(WorkerGroup& workers, const Rendezvous::Place& place) {
+  std::optional<int> supervise(WorkerGroup& workers, const Rendezvous::Assignment& place) {
     while (workers.runs()) {
       const auto failure = workers.supervise();
       if (received_signal != 0) {
@@ -175,7 +175,8 @@ class Job {
     return wait_for_others(workers.write_failure() == 0 ? 0 : 1);
   }
 
-  std::optional<int> after(const WorkerGroup::Failure& failure, const Rendezvous::Place& place) {
+  std::optional<int> after(const WorkerGroup::Failure& failure,
+                           const Rendezvous::Assignment& place) {
     // If every failure here is a lost rank of another node, waits for that node: it knows the
     // cause, or is lost itself.
     if (failure.is_consequence && place.nodes > 1 && meets()) {

@@ -107,8 +107,8 @@ std::vector<std::string> Rendezvous::lost(const RendezvousState& state) {
   return silent;
 }
 
-Rendezvous::Place Rendezvous::place_of(const RendezvousState& state) const {
-  Place place;
+Rendezvous::Assignment Rendezvous::place_of(const RendezvousState& state) const {
+  Assignment place;
   place.round = state.round;
   place.nodes = static_cast<int>(state.nodes.size());
   place.restarts = state.restarts;
@@ -126,7 +126,7 @@ Rendezvous::Place Rendezvous::place_of(const RendezvousState& state) const {
   return place;
 }
 
-std::optional<Rendezvous::Place> Rendezvous::join(
+std::optional<Rendezvous::Assignment> Rendezvous::join(
     int port, const std::function<bool()>& goes_on,
     const std::function<void(const std::string&)>& tell) {
   self_.port = port;

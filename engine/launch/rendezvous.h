@@ -38,7 +38,7 @@ class Rendezvous {
   };
 
   // This node's place in a round that runs.
-  struct Place {
+  struct Assignment {
     int round = 0;
     int node_rank = 0;
     int nodes = 1;
@@ -61,8 +61,8 @@ class Rendezvous {
   // nothing if `goes_on` returns false, or if the job has ended: see end(). Throws Timeout if too
   // few nodes join, Caller if the job has other limits than this node, PeerLost if the store is
   // lost.
-  std::optional<Place> join(int port, const std::function<bool()>& goes_on,
-                            const std::function<void(const std::string&)>& tell);
+  std::optional<Assignment> join(int port, const std::function<bool()>& goes_on,
+                                 const std::function<void(const std::string&)>& tell);
 
   enum class News { None, NextRound, End };
   // Whether the round goes on. Asks the store at most once per monitor interval.
@@ -96,7 +96,7 @@ class Rendezvous {
   }
   // The ids of the watched nodes whose heartbeats have stopped.
   std::vector<std::string> lost(const RendezvousState& state);
-  Place place_of(const RendezvousState& state) const;
+  Assignment place_of(const RendezvousState& state) const;
   void beat();
 
   const std::shared_ptr<SharedStore> store_;

@@ -43,7 +43,7 @@ Pipe open_pipe(int local) {
 
 }  // namespace
 
-WorkerGroup::WorkerGroup(const Options& options, const Rendezvous::Place& place)
+WorkerGroup::WorkerGroup(const Options& options, const Rendezvous::Assignment& place)
     : options_(options), place_(place) {
   if (options_.status_seconds > 0) status_.emplace(std::chrono::seconds(options_.status_seconds));
   for (int local = 0; local < options_.ranks; ++local) start(local);

@@ -25,7 +25,7 @@ namespace weft::launch {
 class WorkerGroup {
  public:
   // Starts the ranks. Throws Busy if that fails, and ends those that it has started.
-  WorkerGroup(const Options& options, const Rendezvous::Place& place);
+  WorkerGroup(const Options& options, const Rendezvous::Assignment& place);
 
   struct Failure {
     // As a shell gives it: the exit code, or 128 + the signal's number.
@@ -78,7 +78,7 @@ class WorkerGroup {
   std::chrono::seconds grace() const { return std::chrono::seconds(options_.grace_seconds); }
 
   const Options& options_;
-  const Rendezvous::Place place_;
+  const Rendezvous::Assignment place_;
   std::vector<std::unique_ptr<Output>> outputs_;
   std::map<pid_t, Rank> ranks_;
   // Ranks that had ended with exit code 0 before the first failure.

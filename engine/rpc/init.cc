@@ -192,8 +192,8 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   parts.make_references = [](AgentCore& core) { return std::make_unique<rref::References>(core); };
   parts.make_contexts = [](AgentCore& core) { return std::make_unique<autograd::Contexts>(core); };
   auto core = AgentCore::make(std::move(parts), address, deadline);
-  const instruments::Participant participant{core->self().rank, open ? 0 : place.world_size,
-                                             timeline};
+  const instruments::InstrumentedRank participant{core->self().rank, open ? 0 : place.world_size,
+                                                  timeline};
   if (place.number) place.number->keep();
   using Kept = std::pair<std::shared_ptr<const Presence>, std::shared_ptr<const void>>;
   core->keep_until_left(

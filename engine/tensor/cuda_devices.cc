@@ -204,14 +204,14 @@ c10::Storage CudaDevices::allocate(std::size_t bytes, const c10::Stream& stream)
                       /*allocator=*/nullptr, /*resizable=*/false);
 }
 
-void CudaDevices::prepare_lanes(const std::vector<int>& gpus) {
+void CudaDevices::prepare_connections(const std::vector<int>& gpus) {
   if (!gpus.empty()) warn_of_early_cuda();
   std::vector<std::shared_ptr<cuda::Device>> devices;
   for (const int index : gpus) devices.push_back(open(index));
   stage_ = std::make_shared<transport::staged::Stage>(std::move(devices));
 }
 
-std::shared_ptr<transport::Connection> CudaDevices::lane_over(
+std::shared_ptr<transport::Connection> CudaDevices::connection_over(
     std::shared_ptr<transport::Connection> below, const std::shared_ptr<EventLoop>& loop) {
   const bool fits = transport::cuda_ipc::fits(*below);
   auto staged = transport::staged::over(std::move(below), stage_, loop);

@@ -45,7 +45,7 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
                        std::shared_ptr<const transport::cuda_ipc::Identity> here = nullptr)
       : driver_(std::move(driver)), here_(std::move(here)) {}
 
-  // True if this build has CUDA. lane_over() then works without a GPU too: it understands
+  // True if this build has CUDA. connection_over() then works without a GPU too: it understands
   // connections of a peer that has one.
   static bool built();
   // Number of GPUs; 0 on a machine without GPUs or in a build without CUDA.
@@ -89,12 +89,12 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
 
   // Prepares the state that connections for memory of these GPUs share. Call it once, before the
   // first connection. Blocks for a moment; throws Busy, Device, Unsupported.
-  void prepare_lanes(const std::vector<int>& gpus);
+  void prepare_connections(const std::vector<int>& gpus);
   // Makes a connection for device memory over one for host memory. Bytes go through pinned memory
   // (transport/staged/staged_connection.h); over shm the peer's GPU reads memory in place where it
   // can (transport/cuda_ipc). Both ends must be made this way. Throws Busy, Device.
-  std::shared_ptr<transport::Connection> lane_over(std::shared_ptr<transport::Connection> below,
-                                                   const std::shared_ptr<EventLoop>& loop);
+  std::shared_ptr<transport::Connection> connection_over(
+      std::shared_ptr<transport::Connection> below, const std::shared_ptr<EventLoop>& loop);
 
   // A communicator for tensors on the GPU over one for host memory; see transport/staged/staged.h.
   std::shared_ptr<transport::Communicator> stage_over(std::shared_ptr<transport::Communicator> host,
@@ -102,7 +102,7 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
                                                       const std::shared_ptr<EventLoop>& loop);
 
   // Retires the state that connections shared. Call it when no connection is left.
-  void end_lanes() { stage_.reset(); }
+  void end_connections() { stage_.reset(); }
 
   // Frees memory that the data path has retired. Blocks until the devices no longer use it, or
   // until the deadline.

@@ -74,11 +74,11 @@ c10::Storage CudaDevices::allocate(std::size_t, const c10::Stream& stream) {
   return {};
 }
 
-void CudaDevices::prepare_lanes(const std::vector<int>& gpus) {
+void CudaDevices::prepare_connections(const std::vector<int>& gpus) {
   if (!gpus.empty()) open(gpus.front());
 }
 
-std::shared_ptr<transport::Connection> CudaDevices::lane_over(
+std::shared_ptr<transport::Connection> CudaDevices::connection_over(
     std::shared_ptr<transport::Connection>, const std::shared_ptr<EventLoop>&) {
   open(0);
   return {};

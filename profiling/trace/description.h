@@ -31,13 +31,13 @@ constexpr std::size_t kKinds = 9;
 const char* name(Kind kind) noexcept;  // "collective", "send", …
 
 // One rank of a group, or one worker of a job. Each is kept once, until the process ends.
-struct Party {
+struct MemberIdentity {
   std::string kind;  // "group" or "agent"
   std::string name;  // the group's or the worker's name
   int rank = -1;     // in that group or job
   // The members as ranks of the job, in the group's order; empty if they join and leave.
   std::vector<int> ranks;
-  friend auto operator<=>(const Party&, const Party&) = default;
+  friend auto operator<=>(const MemberIdentity&, const MemberIdentity&) = default;
 };
 
 // A party and its generation: how many like it existed before. A group that is made again numbers
@@ -45,17 +45,20 @@ struct Party {
 class Member {
  public:
   Member() = default;  // no party: its operations are not recorded
-  static Member join(const Party& party);
+  static Member join(const MemberIdentity& party);
   // Undoes join(), because the group or agent was not made after all; the next member of this party
   // gets the same generation. Only for the newest member.
   void withdraw() const;
-  static Member known(const Party* party, std::uint32_t generation) { return {party, generation}; }
-  const Party* party() const { return party_; }
+  static Member known(const MemberIdentity* party, std::uint32_t generation) {
+    return {party, generation};
+  }
+  const MemberIdentity* party() const { return party_; }
   std::uint32_t generation() const { return generation_; }
 
  private:
-  Member(const Party* party, std::uint32_t generation) : party_(party), generation_(generation) {}
-  const Party* party_ = nullptr;
+  Member(const MemberIdentity* party, std::uint32_t generation)
+      : party_(party), generation_(generation) {}
+  const MemberIdentity* party_ = nullptr;
   std::uint32_t generation_ = 0;
 };
 

@@ -115,7 +115,7 @@ void write(Json& json, const Record& record, int party) {
 }
 
 void write(Json& json, const Member& member, int number) {
-  const Party& party = *member.party();
+  const MemberIdentity& party = *member.party();
   json.open('{');
   json.key("party").number(number);
   json.key("kind").text(party.kind);
@@ -183,7 +183,7 @@ std::pmr::string text_of(std::string_view reason, pid_t process,
   json.close(']');
   json.key("time").number(now());
   json.key("wall_clock").number(wall_clock());
-  std::pmr::map<std::pair<const Party*, std::uint32_t>, int> numbers(memory);
+  std::pmr::map<std::pair<const MemberIdentity*, std::uint32_t>, int> numbers(memory);
   json.key("parties").open('[');
   for (const Member& member : members(memory)) {
     const int number = static_cast<int>(numbers.size());

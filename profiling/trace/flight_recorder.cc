@@ -144,7 +144,7 @@ Record FlightRecorder::read(const Slot& slot) noexcept {
   }
   record.error.back() = '\0';
   std::size_t next = kRestWord;
-  const auto* party = std::bit_cast<const Party*>(get(next++));
+  const auto* party = std::bit_cast<const MemberIdentity*>(get(next++));
   const std::uint64_t kind = get(next++);
   record.member = Member::known(party, high_of(kind));
   record.kind = static_cast<Kind>(low_of(kind));

@@ -100,7 +100,7 @@ nvtxStringHandle_t registered(Layer layer, const char* text) {
 // again: FNV-1a of what the ranks have in common. (It is not NCCL's ID, which NCCL does not
 // disclose.)
 std::uint64_t communicator_of(const Member& member) {
-  const Party& party = *member.party();
+  const MemberIdentity& party = *member.party();
   if (party.kind != "group") return 0;
   std::uint64_t hash = 0xcbf29ce484222325;
   const auto mix = [&](std::uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
@@ -204,7 +204,7 @@ void mark(Name& name, const Payload* payload) noexcept {
 std::uint64_t start(const Member& member, Kind kind, const About& about) noexcept {
   const nvtxDomainHandle_t where = domain(Layer::Engine);
   if (where == nullptr) return 0;
-  const Party& party = *member.party();
+  const MemberIdentity& party = *member.party();
   Attributes attributes(Layer::Engine, about.name,
                         {.bytes = about.bytes,
                          .reduction = about.reduction,

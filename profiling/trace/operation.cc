@@ -22,7 +22,7 @@ namespace {
 constinit ForkMutex names_mutex(ForkOrder::Names);  // guards the two sets below
 
 // Never destroyed, because operations end while the process ends.
-using Parties = std::map<Party, std::uint32_t>;
+using Parties = std::map<MemberIdentity, std::uint32_t>;
 Parties*& own_parties() {
   static auto* made = new Parties();
   return made;
@@ -81,7 +81,7 @@ const char* name(Layer layer) noexcept {
   broken("no such trace::Layer");
 }
 
-Member Member::join(const Party& party) {
+Member Member::join(const MemberIdentity& party) {
   static const int registered = ::pthread_atfork(nullptr, nullptr, forget_in_child);
   static_cast<void>(registered);
   std::lock_guard lock(names_mutex);

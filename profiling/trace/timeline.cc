@@ -51,7 +51,7 @@ Sources& sources = *new Sources();  // never destroyed: used while the process e
 
 class Collector {
  public:
-  Collector(std::string asked, const Place& place)
+  Collector(std::string asked, const ProcessInJob& place)
       : asked_(std::move(asked)),
         job_(place.job),
         ranks_(place.ranks),
@@ -80,7 +80,7 @@ class Collector {
   }
 
   // Warns about a job that is joined after the first one and has more ranks. Requires `joining`.
-  void warn_of(const Place& later) {
+  void warn_of(const ProcessInJob& later) {
     const bool is_larger = later.job != job_ && ranks_ > 0 && later.ranks > ranks_;
     if (!is_larger || std::exchange(has_warned_, true)) return;
     log::warn(
@@ -328,7 +328,7 @@ void arrive_from(std::uint64_t ticket) noexcept { add(arrow_of(Event::What::Arri
 
 void ask(std::shared_ptr<Source> source) { sources.add(std::move(source)); }
 
-void join(const std::string& file, const Place& place) {
+void join(const std::string& file, const ProcessInJob& place) {
   require_place(file);
   std::lock_guard lock(joining);
   require_here(file);

@@ -61,7 +61,7 @@ void ask(std::shared_ptr<Source> source);
 // relative name refers to the process's folder at the first call, also if the process changes its
 // folder later. Throws Caller if the part cannot be written, Busy if its thread cannot be started,
 // and the errors of require().
-void join(const std::string& file, const Place& place);
+void join(const std::string& file, const ProcessInJob& place);
 // Sets the clock at the end; the drift since the start is taken to be even. The last call counts.
 // Does nothing without a timeline.
 void measured_again(const Clock& clock) noexcept;

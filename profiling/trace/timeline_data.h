@@ -37,7 +37,7 @@ struct Clock {
 };
 
 // A process's place in the job.
-struct Place {
+struct ProcessInJob {
   // The name on which the job's processes agree; parts of other jobs in the same folder are
   // leftovers.
   std::string job;

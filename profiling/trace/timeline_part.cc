@@ -80,7 +80,7 @@ std::string host_identity() {
   return identity;
 }
 
-Part::Part(const std::string& folder, const Place& place, std::uint64_t most_bytes)
+Part::Part(const std::string& folder, const ProcessInJob& place, std::uint64_t most_bytes)
     : most_bytes_(most_bytes) {
   std::error_code ignored;
   std::filesystem::create_directories(folder, ignored);
@@ -167,7 +167,7 @@ int Part::party(const Member& member) {
   const auto [found, is_new] = parties_.try_emplace({member.party(), member.generation()},
                                                     static_cast<int>(parties_.size()));
   if (!is_new) return found->second;
-  const Party& party = *member.party();
+  const MemberIdentity& party = *member.party();
   line_ = "{\"party\":" + std::to_string(found->second) + ",\"kind\":";
   append_quoted(line_, party.kind);
   line_ += ",\"name\":";

@@ -36,7 +36,7 @@ namespace weft::trace::timeline {
 class Part {
  public:
   // Throws Caller if the file cannot be made.
-  Part(const std::string& folder, const Place& place, std::uint64_t most_bytes = kMostPart);
+  Part(const std::string& folder, const ProcessInJob& place, std::uint64_t most_bytes = kMostPart);
   ~Part();
   Part(const Part&) = delete;
   Part& operator=(const Part&) = delete;
@@ -68,7 +68,7 @@ class Part {
   std::uint64_t bytes_ = 0;
   std::uint64_t lost_ = 0;  // lines dropped because there was no room
   bool failed_ = false;
-  std::map<std::pair<const Party*, std::uint32_t>, int> parties_;
+  std::map<std::pair<const MemberIdentity*, std::uint32_t>, int> parties_;
 };
 
 // Appends the text with the quotes and escapes of JSON. Replaces bytes that are not UTF-8 by '?'.

@@ -45,14 +45,15 @@ class Scripted final : public Connection {
   void close(const Error&) noexcept override { closed_ = true; }
 
   bool can_deliver() const { return !has_message_ && !closed_; }
-  void deliver(Core& core, Lane lane, Bytes header, std::size_t payload, bool in_place) {
+  void deliver(Core& core, Traffic traffic, Bytes header, std::size_t payload, bool in_place) {
     has_message_ = true;
     payload_ = payload;
     // Separate allocations, so that a sanitizer detects reads beyond their ends.
     held_header_.assign(header.begin(), header.end());
     held_payload_.assign(in_place ? payload : 0, std::byte{1});
     const std::uint64_t size = payload;
-    core.arrived(1, lane, {held_header_, {&size, payload > 0 ? std::size_t{1} : 0}, held_payload_});
+    core.arrived(1, traffic,
+                 {held_header_, {&size, payload > 0 ? std::size_t{1} : 0}, held_payload_});
   }
 
  private:
@@ -82,15 +83,16 @@ class Rank {
     options.loop = loop;
     core_ = std::make_shared<Core>(options, "scripted");
     communicator_ = std::make_unique<MeshCommunicator>(core_);
-    for (const Lane lane : {Lane::Collectives, Lane::Messages}) {
-      auto& connection = lanes_[static_cast<std::size_t>(lane)] = std::make_shared<Scripted>();
-      core_->post(event::Adopted{1, lane, connection});
+    for (const Traffic traffic : {Traffic::Collectives, Traffic::Messages}) {
+      auto& connection = connections_[static_cast<std::size_t>(traffic)] =
+          std::make_shared<Scripted>();
+      core_->post(event::Adopted{1, traffic, connection});
     }
   }
 
-  void message(Lane lane, Bytes header, std::size_t payload, bool in_place) {
-    Scripted& connection = *lanes_[static_cast<std::size_t>(lane)];
-    if (connection.can_deliver()) connection.deliver(*core_, lane, header, payload, in_place);
+  void message(Traffic traffic, Bytes header, std::size_t payload, bool in_place) {
+    Scripted& connection = *connections_[static_cast<std::size_t>(traffic)];
+    if (connection.can_deliver()) connection.deliver(*core_, traffic, header, payload, in_place);
   }
 
   void call(unsigned which, std::size_t bytes) {
@@ -134,7 +136,7 @@ class Rank {
 
   std::shared_ptr<Core> core_;
   std::unique_ptr<MeshCommunicator> communicator_;
-  std::shared_ptr<Scripted> lanes_[kLanes];
+  std::shared_ptr<Scripted> connections_[kConnectionsPerPair];
   std::vector<Op> ops_;
 };
 
@@ -150,7 +152,7 @@ Outcome fuzz_mesh(Bytes input) {
         std::to_integer<std::size_t>(input[1]) | std::to_integer<std::size_t>(input[2]) << 8;
     if (what < 128) {
       const std::size_t cut = std::to_integer<unsigned>(input[3]) % 64 == 63 ? 5 : 0;
-      rank.message(static_cast<Lane>(what & 1), input.subspan(4, kHeaderBytes - cut), bytes,
+      rank.message(static_cast<Traffic>(what & 1), input.subspan(4, kHeaderBytes - cut), bytes,
                    (what & 2) != 0);
     } else {
       rank.call(what, bytes);

@@ -22,9 +22,9 @@ void add_record(Input& input, unsigned what, std::size_t bytes, const Header& he
   input.insert(input.end(), encoded.begin(), encoded.end());
 }
 
-void add_message(Input& input, Lane lane, bool in_place, std::size_t payload,
+void add_message(Input& input, Traffic traffic, bool in_place, std::size_t payload,
                  const Header& header) {
-  add_record(input, static_cast<unsigned>(lane) | (in_place ? 2u : 0u), payload, header);
+  add_record(input, static_cast<unsigned>(traffic) | (in_place ? 2u : 0u), payload, header);
 }
 
 // The first byte of a record that stands for the target's call of that number.
@@ -55,7 +55,7 @@ Input dialogue(bool in_place, bool peer_first) {
       header.call = call;
       header.sequence = sequence;
       header.number = part;
-      add_message(input, Lane::Collectives, in_place, payload, header);
+      add_message(input, Traffic::Collectives, in_place, payload, header);
       if (peer_first && part == 0) {
         add_record(input, call_number(which), call.kind == Kind::AllToAll ? kBytes : call.bytes);
       }
@@ -69,14 +69,14 @@ Input dialogue(bool in_place, bool peer_first) {
   collective(4, {Kind::AllToAll, Dtype::UInt8, ReduceOp::Sum, 0, 0}, kBytes);
   collective(5, {Kind::Barrier, Dtype::UInt8, ReduceOp::Sum, 0, 0}, 0);
   add_record(input, call_number(7), kBytes);  // recv
-  add_message(input, Lane::Messages, in_place, kBytes, message(Type::Eager, kBytes, 0, 0));
-  add_message(input, Lane::Messages, in_place, kBytes, message(Type::Eager, kBytes, 1, 0));
+  add_message(input, Traffic::Messages, in_place, kBytes, message(Type::Eager, kBytes, 0, 0));
+  add_message(input, Traffic::Messages, in_place, kBytes, message(Type::Eager, kBytes, 1, 0));
   add_record(input, call_number(8), kBytes);  // from any source
-  add_message(input, Lane::Messages, in_place, 0, message(Type::Request, kLarge, 0, 9));
+  add_message(input, Traffic::Messages, in_place, 0, message(Type::Request, kLarge, 0, 9));
   add_record(input, call_number(7), kLarge);
-  add_message(input, Lane::Messages, in_place, kLarge, message(Type::Payload, kLarge, 0, 9));
+  add_message(input, Traffic::Messages, in_place, kLarge, message(Type::Payload, kLarge, 0, 9));
   add_record(input, call_number(6), kLarge);  // send
-  add_message(input, Lane::Messages, in_place, 0, message(Type::Clear, 0, 0, 3));
+  add_message(input, Traffic::Messages, in_place, 0, message(Type::Clear, 0, 0, 3));
   return input;
 }
 

@@ -30,9 +30,9 @@ std::uint64_t size_of(std::uint8_t code) {
 }
 
 // A connection with one message, whose payloads consist of ones.
-class Lane final : public transport::Connection {
+class FakeConnection final : public transport::Connection {
  public:
-  explicit Lane(std::span<const std::uint64_t> sizes) : sizes_(sizes) {}
+  explicit FakeConnection(std::span<const std::uint64_t> sizes) : sizes_(sizes) {}
   std::string_view transport() const override { return "fuzz"; }
   std::string peer() const override { return "nobody"; }
   const transport::Capabilities& capabilities() const override { return capabilities_; }
@@ -82,10 +82,10 @@ void receive(std::span<const std::byte> header, std::span<const std::uint64_t> s
   if (const auto body = challenge_in(arrival);
       body && (!sizes.empty() || body->size() > header.size()))
     broken("a challenge that was not received");
-  Lane lane(sizes);
+  FakeConnection connection(sizes);
   int ends = 0;
   receive_message(
-      lane, arrival, {*pool, no_gpus}, nullptr,
+      connection, arrival, {*pool, no_gpus}, nullptr,
       [&](Message message, const Error* lacking) {
         ++ends;
         if (lacking != nullptr) {
@@ -104,7 +104,7 @@ void receive(std::span<const std::byte> header, std::span<const std::uint64_t> s
         ++ends;
         if (!ends_connection(why.blame())) broken("a peer's bytes are not blamed on it");
       });
-  if (ends != 1 || !lane.accepted())
+  if (ends != 1 || !connection.accepted())
     broken("a message is neither delivered nor refused, or not accepted");
 }
 

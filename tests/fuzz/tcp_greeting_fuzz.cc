@@ -36,7 +36,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     progress = greeting.receive(ends[0]);
     if (progress != Greeting::Progress::Lost) weft::broken("the end is not noticed");
   } else if (progress == Greeting::Progress::Whole) {
-    const auto part = greeting.part();
+    const auto part = greeting.stripe();
     if (part.count < 1 || part.count > weft::transport::tcp::kMaxSockets ||
         part.index >= part.count) {
       weft::broken("an impossible part of a connection");

@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/connection_pair.h>
 #include <weft/tests/harness/leftovers.h>
 #include <weft/transport/routes.h>
 #include <weft/transport/verbs/queue_pair.h>

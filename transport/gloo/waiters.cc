@@ -23,17 +23,17 @@ constexpr std::size_t kMostIdle = 16;  // most idle threads that are kept
 
 struct Waiters::State : std::enable_shared_from_this<State> {
   // Tasks that run one after another on one thread, from the first announcement until none is left.
-  struct Lane {
+  struct Queue {
     std::deque<Task> tasks;
     std::size_t announced = 0;  // calls of run() that are in `begin`
   };
-  using LanePointer = std::shared_ptr<Lane>;
+  using QueuePointer = std::shared_ptr<Queue>;
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<Stream, LanePointer> streams;
-  // Lanes that wait for a thread, which is idle or being started.
-  std::deque<LanePointer> unserved;
+  std::map<Stream, QueuePointer> streams;
+  // Queues that wait for a thread, which is idle or being started.
+  std::deque<QueuePointer> unserved;
   std::vector<std::thread> threads;
   std::vector<std::thread> ended;  // to be joined
   std::size_t idle = 0;
@@ -48,19 +48,19 @@ struct Waiters::State : std::enable_shared_from_this<State> {
       changed.wait(lock, [this] { return stopping || !unserved.empty(); });
       --idle;
       if (unserved.empty()) return;
-      const LanePointer lane = std::move(unserved.front());
+      const QueuePointer queue = std::move(unserved.front());
       unserved.pop_front();
-      serve(*lane, lock);
-      std::erase_if(streams, [&](const auto& one) { return one.second == lane; });
+      serve(*queue, lock);
+      std::erase_if(streams, [&](const auto& one) { return one.second == queue; });
     }
   }
 
-  void serve(Lane& lane, std::unique_lock<std::mutex>& lock) {
+  void serve(Queue& queue, std::unique_lock<std::mutex>& lock) {
     for (;;) {
-      changed.wait(lock, [&] { return !lane.tasks.empty() || lane.announced == 0; });
-      if (lane.tasks.empty()) return;
-      Task task = std::move(lane.tasks.front());
-      lane.tasks.pop_front();
+      changed.wait(lock, [&] { return !queue.tasks.empty() || queue.announced == 0; });
+      if (queue.tasks.empty()) return;
+      Task task = std::move(queue.tasks.front());
+      queue.tasks.pop_front();
       lock.unlock();
       task();
       task = Task();
@@ -79,8 +79,8 @@ struct Waiters::State : std::enable_shared_from_this<State> {
     threads.erase(self);
   }
 
-  // Requires mutex. Gives the lane a thread. Throws Busy.
-  void serve_later(const LanePointer& lane) {
+  // Requires mutex. Gives the queue a thread. Throws Busy.
+  void serve_later(const QueuePointer& queue) {
     if (idle <= unserved.size()) {
       try {
         threads.emplace_back([state = shared_from_this()] { state->work(); });
@@ -91,7 +91,7 @@ struct Waiters::State : std::enable_shared_from_this<State> {
                            error.code().value());
       }
     }
-    unserved.push_back(lane);
+    unserved.push_back(queue);
   }
 };
 
@@ -118,24 +118,24 @@ Waiters::~Waiters() {
 
 void Waiters::run(const Stream& stream, const std::function<Task()>& begin) {
   std::vector<std::thread> ended;
-  State::LanePointer lane;
+  State::QueuePointer queue;
   {
     std::lock_guard lock(state_->mutex);
     ended.swap(state_->ended);
     const auto found = state_->streams.find(stream);
     if (found != state_->streams.end()) {
-      lane = found->second;
+      queue = found->second;
     } else if (state_->streams.size() >= kMostThreads) {
       throw Error(Blame::Busy,
                   "messages of " + std::to_string(kMostThreads) +
                       " ranks and tags are pending over gloo, and each of these needs a thread; "
                       "use fewer tags at a time, or the backend weft, which needs none");
     } else {
-      lane = std::make_shared<State::Lane>();
-      state_->serve_later(lane);
-      state_->streams.emplace(stream, lane);
+      queue = std::make_shared<State::Queue>();
+      state_->serve_later(queue);
+      state_->streams.emplace(stream, queue);
     }
-    ++lane->announced;
+    ++queue->announced;
   }
   for (std::thread& thread : ended) thread.join();
   Task task;
@@ -143,25 +143,25 @@ void Waiters::run(const Stream& stream, const std::function<Task()>& begin) {
     task = begin();
   } catch (...) {
     std::unique_lock lock(state_->mutex);
-    --lane->announced;
+    --queue->announced;
     lock.unlock();
     state_->changed.notify_all();
     throw;
   }
   {
     std::lock_guard lock(state_->mutex);
-    --lane->announced;
-    lane->tasks.push_back(std::move(task));
+    --queue->announced;
+    queue->tasks.push_back(std::move(task));
   }
   state_->changed.notify_all();
 }
 
 void Waiters::run(Task task) {
-  const auto lane = std::make_shared<State::Lane>();
-  lane->tasks.push_back(std::move(task));
+  const auto queue = std::make_shared<State::Queue>();
+  queue->tasks.push_back(std::move(task));
   {
     std::lock_guard lock(state_->mutex);
-    state_->serve_later(lane);
+    state_->serve_later(queue);
   }
   state_->changed.notify_all();
 }

@@ -18,7 +18,7 @@ namespace weft::transport::inproc {
 namespace {
 
 // The state of a listener, shared with the calls that connect to it.
-struct Place {
+struct OpenListener {
   std::string address;
   std::weak_ptr<EventLoop> loop;
   std::atomic<bool> is_open{true};
@@ -27,13 +27,13 @@ struct Place {
 
 // The listeners of this process. There is one table for all engines, because each engine opens the
 // transport for itself.
-class Places {
+class Listeners {
  public:
-  static Places& of_process() {
-    static auto* const places = new Places;  // engines may outlive static objects
+  static Listeners& of_process() {
+    static auto* const places = new Listeners;  // engines may outlive static objects
     return *places;
   }
-  std::uint64_t add(const std::shared_ptr<Place>& place) {
+  std::uint64_t add(const std::shared_ptr<OpenListener>& place) {
     std::lock_guard lock(mutex_);
     places_.emplace(++last_, place);
     return last_;
@@ -42,7 +42,7 @@ class Places {
     std::lock_guard lock(mutex_);
     places_.erase(number);
   }
-  std::shared_ptr<Place> find(std::uint64_t number) {
+  std::shared_ptr<OpenListener> find(std::uint64_t number) {
     std::lock_guard lock(mutex_);
     const auto found = places_.find(number);
     return found == places_.end() ? nullptr : found->second;
@@ -51,12 +51,12 @@ class Places {
   std::uint64_t nonce() const { return nonce_; }
 
  private:
-  Places() {
+  Listeners() {
     std::random_device random;
     nonce_ = (std::uint64_t{random()} << 32) | random();
   }
   std::mutex mutex_;
-  std::map<std::uint64_t, std::shared_ptr<Place>> places_;
+  std::map<std::uint64_t, std::shared_ptr<OpenListener>> places_;
   std::uint64_t last_ = 0;  // numbers are never reused
   std::uint64_t nonce_ = 0;
 };
@@ -90,7 +90,7 @@ struct Address {
 
   bool is_here() const {
     return process == static_cast<std::uint64_t>(::getpid()) &&
-           nonce == Places::of_process().nonce();
+           nonce == Listeners::of_process().nonce();
   }
   std::string text() const {
     return std::to_string(process) + "/" + std::to_string(number) + "/" + std::to_string(nonce);
@@ -115,19 +115,19 @@ class InprocListener final : public Listener {
   explicit InprocListener(const ListenOptions& options) {
     place_->loop = options.loop;
     place_->accepted = options.accepted;
-    number_ = Places::of_process().add(place_);
+    number_ = Listeners::of_process().add(place_);
     place_->address =
-        Address{static_cast<std::uint64_t>(::getpid()), number_, Places::of_process().nonce()}
+        Address{static_cast<std::uint64_t>(::getpid()), number_, Listeners::of_process().nonce()}
             .text();
   }
   ~InprocListener() override {
     place_->is_open = false;
-    Places::of_process().remove(number_);
+    Listeners::of_process().remove(number_);
   }
   std::string address() const override { return place_->address; }
 
  private:
-  std::shared_ptr<Place> place_ = std::make_shared<Place>();
+  std::shared_ptr<OpenListener> place_ = std::make_shared<OpenListener>();
   std::uint64_t number_ = 0;
 };
 
@@ -158,7 +158,7 @@ struct Call {
 
 // Hands the listener its end. Tells the connecting side if nobody listens any more, or if the
 // listener has not accepted by the deadline.
-void hand_over(const std::shared_ptr<Place>& place, Streams streams, EventLoop& caller,
+void hand_over(const std::shared_ptr<OpenListener>& place, Streams streams, EventLoop& caller,
                Deadline deadline) {
   const auto loop = place->loop.lock();
   if (!loop) return;
@@ -195,7 +195,7 @@ std::shared_ptr<Connection> InprocConnector::connect(const std::string& address,
   auto connection = connect_over(std::move(streams.a), capabilities(), "inproc", options.loop);
   if (const auto unreachable = why_unreachable(address)) {
     streams.b_to_a.cut_at(0, Error(Blame::PeerLost, *unreachable));
-  } else if (const auto place = Places::of_process().find(parsed->number)) {
+  } else if (const auto place = Listeners::of_process().find(parsed->number)) {
     hand_over(place, std::move(streams), *options.loop, options.deadline);
   } else {
     streams.b_to_a.cut_at(

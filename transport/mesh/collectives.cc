@@ -107,7 +107,7 @@ void Collectives::send(Plan::Index index) {
   header.call = current_->call;
   header.sequence = current_->sequence;
   header.number = step.number;
-  const Op op = core_.send(step.peer, Lane::Collectives, header,
+  const Op op = core_.send(step.peer, Traffic::Collectives, header,
                            {step.data, step.bytes, Device::host()}, current_);
   if (core_.ended(op, event::StepEnded{current_, index, nullptr, std::nullopt})) done(step);
 }
@@ -172,7 +172,7 @@ void Collectives::take(int peer, Plan::Step& step) {
   event::StepEnded ended{current_, plan.index_of(step), nullptr, std::nullopt};
   if (step.action == Plan::Action::Receive) {
     const Op op =
-        core_.accept(peer, Lane::Collectives, {step.data, step.bytes, Device::host()}, current_);
+        core_.accept(peer, Traffic::Collectives, {step.data, step.bytes, Device::host()}, current_);
     if (core_.ended(op, std::move(ended))) done(step);
     return;
   }
@@ -181,12 +181,12 @@ void Collectives::take(int peer, Plan::Step& step) {
       step.bytes == 0 || (in_place != nullptr && is_aligned(in_place, plan.arithmetic.dtype));
   if (reads_in_place) {
     fold.add(in_place, plan.arithmetic, core_.scratch);
-    if (core_.ended(core_.discard(peer, Lane::Collectives), std::move(ended))) done(step);
+    if (core_.ended(core_.discard(peer, Traffic::Collectives), std::move(ended))) done(step);
     return;
   }
   ended.block = core_.scratch.take(step.bytes);
   const Slice memory{ended.block.get(), step.bytes, Device::host()};
-  if (!core_.ended(core_.accept(peer, Lane::Collectives, memory, ended.block), ended)) return;
+  if (!core_.ended(core_.accept(peer, Traffic::Collectives, memory, ended.block), ended)) return;
   fold.add(ended.block.get(), plan.arithmetic, core_.scratch);
   core_.scratch.give(std::move(ended.block), step.bytes);
   done(step);

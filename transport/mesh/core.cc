@@ -10,7 +10,7 @@ namespace weft::transport::mesh {
 namespace {
 
 // After one connection of a peer has ended, the other one may end this much later.
-constexpr auto kOtherLane = std::chrono::seconds(2);
+constexpr auto kOtherConnection = std::chrono::seconds(2);
 // After the communicator has broken, parts that are being received may take this long to arrive.
 constexpr auto kLanding = std::chrono::seconds(1);
 
@@ -75,7 +75,7 @@ void Core::leave() noexcept {
   }
 }
 
-void Core::arrived(int peer, Lane at, const Arrival& arrival) noexcept {
+void Core::arrived(int peer, Traffic at, const Arrival& arrival) noexcept {
   auto message = decode(arrival.header, arrival.sizes, ranks);
   if (!message) {
     return post(
@@ -87,19 +87,21 @@ void Core::arrived(int peer, Lane at, const Arrival& arrival) noexcept {
                       is_here ? arrival.in_place.data() : nullptr});
 }
 
-Op Core::send(int peer, Lane at, const Header& header, const Slice& payload, Pin pin) noexcept {
-  Connection* const connection = lane(peer, at);
+Op Core::send(int peer, Traffic at, const Header& header, const Slice& payload, Pin pin) noexcept {
+  Connection* const connection = connection_of(peer, at);
   const EncodedHeader bytes = encode(header);
   return connection->send(bytes, {&payload, payload.bytes > 0 ? std::size_t{1} : 0}, std::move(pin),
                           Fence());
 }
 
-Op Core::accept(int peer, Lane at, const Slice& destination, Pin pin) noexcept {
-  return lane(peer, at)->accept({&destination, destination.bytes > 0 ? std::size_t{1} : 0},
-                                std::move(pin), Fence());
+Op Core::accept(int peer, Traffic at, const Slice& destination, Pin pin) noexcept {
+  return connection_of(peer, at)->accept({&destination, destination.bytes > 0 ? std::size_t{1} : 0},
+                                         std::move(pin), Fence());
 }
 
-Op Core::discard(int peer, Lane at) noexcept { return lane(peer, at)->accept({}, Pin(), Fence()); }
+Op Core::discard(int peer, Traffic at) noexcept {
+  return connection_of(peer, at)->accept({}, Pin(), Fence());
+}
 
 void Core::fail(const Error& why) {
   if (!broken_) broken_ = why;
@@ -115,7 +117,7 @@ void Core::watch(Deadline deadline) {
 
 void Core::on(event::Adopted& event) {
   Peer& peer = peers_[static_cast<std::size_t>(event.peer)];
-  peer.lanes[static_cast<std::size_t>(event.lane)] = std::move(event.connection);
+  peer.connections[static_cast<std::size_t>(event.traffic)] = std::move(event.connection);
   if (buried_) close(event.peer);
 }
 
@@ -123,12 +125,12 @@ void Core::on(event::Arrived& event) {
   if (broken_) return;  // the connection is not received from any more and ends
   const Type type = event.message.header.type;
   if (type == Type::Failure) return heard_failure(event.peer, event.message);
-  if ((type == Type::Collective) != (event.lane == Lane::Collectives)) {
+  if ((type == Type::Collective) != (event.traffic == Traffic::Collectives)) {
     return fail(Error(Blame::Protocol, "rank " + std::to_string(event.peer) +
                                            " sent a message on the wrong connection")
                     .with_ranks({event.peer}));
   }
-  if (event.lane == Lane::Collectives) {
+  if (event.traffic == Traffic::Collectives) {
     collectives_.arrived(event.peer, event.message, event.in_place);
   } else {
     messages_.arrived(event.peer, event.message);
@@ -149,11 +151,11 @@ void Core::heard_failure(int peer, const Message& message) {
 void Core::on(event::Closed& event) {
   Peer& peer = peers_[static_cast<std::size_t>(event.peer)];
   if (broken_ || peer.lost) return;
-  if (event.lane && (!peer.ended || peer.ended == event.lane)) {
+  if (event.traffic && (!peer.ended || peer.ended == event.traffic)) {
     // Earlier messages on the peer's other connection may still be on their way: a last part, or
     // the reason for the end.
-    peer.ended = event.lane;
-    peer.grace = loop->at(Deadline::in(kOtherLane),
+    peer.ended = event.traffic;
+    peer.grace = loop->at(Deadline::in(kOtherConnection),
                           [weak = weak_from_this(), peer = event.peer, why = event.why] {
                             if (const auto self = weak.lock())
                               self->post(event::Closed{peer, std::nullopt, why});
@@ -203,7 +205,7 @@ void Core::bury() noexcept {
   for (int peer = 0; peer < ranks; ++peer) {
     if (peer == rank) continue;
     const bool knows = silent_ || peer == told_by_ || peers_[static_cast<std::size_t>(peer)].lost;
-    if (knows || lane(peer, Lane::Collectives) == nullptr) {
+    if (knows || connection_of(peer, Traffic::Collectives) == nullptr) {
       close(peer);
     } else {
       tell(peer);
@@ -220,7 +222,8 @@ void Core::let_go() noexcept {
 }
 
 void Core::tell(int peer) noexcept {
-  const Op told = lane(peer, Lane::Collectives)->send(encode_failure(*broken_), {}, Pin(), Fence());
+  const Op told =
+      connection_of(peer, Traffic::Collectives)->send(encode_failure(*broken_), {}, Pin(), Fence());
   told.on_ended([weak = weak_from_this(), peer] {
     if (const auto self = weak.lock()) self->post(event::Told{peer});
   });
@@ -228,7 +231,7 @@ void Core::tell(int peer) noexcept {
 
 void Core::close(int peer) noexcept {
   const Error why = broken_ ? *broken_ : Error(Blame::Cancelled, "the rank left its group");
-  for (auto& connection : peers_[static_cast<std::size_t>(peer)].lanes) {
+  for (auto& connection : peers_[static_cast<std::size_t>(peer)].connections) {
     if (connection) connection->close(why);
   }
 }

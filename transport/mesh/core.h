@@ -45,13 +45,13 @@ class Core final : public std::enable_shared_from_this<Core> {
   Op call(const Fill& fill) noexcept;
   std::shared_ptr<HostFlag> flag() const;
   // Called by the handlers of a connection.
-  void arrived(int peer, Lane lane, const Arrival& arrival) noexcept;
+  void arrived(int peer, Traffic traffic, const Arrival& arrival) noexcept;
 
   // The functions below may be called only while an event is handled.
 
-  Op send(int peer, Lane lane, const Header& header, const Slice& payload, Pin pin) noexcept;
-  Op accept(int peer, Lane lane, const Slice& destination, Pin pin) noexcept;
-  Op discard(int peer, Lane lane) noexcept;
+  Op send(int peer, Traffic traffic, const Header& header, const Slice& payload, Pin pin) noexcept;
+  Op accept(int peer, Traffic traffic, const Slice& destination, Pin pin) noexcept;
+  Op discard(int peer, Traffic traffic) noexcept;
   // Returns true if the Op has already ended without an error. Otherwise posts the event, with the
   // Op's error if it has one, once the Op has ended.
   template <class Ended>
@@ -76,13 +76,15 @@ class Core final : public std::enable_shared_from_this<Core> {
 
  private:
   struct Peer {
-    std::shared_ptr<Connection> lanes[kLanes];
-    std::optional<Lane> ended;  // the first connection that ended
+    std::shared_ptr<Connection> connections[kConnectionsPerPair];
+    std::optional<Traffic> ended;  // the first connection that ended
     EventLoop::Registration grace;
     std::optional<Error> lost;
   };
-  Connection* lane(int peer, Lane lane) const {
-    return peers_[static_cast<std::size_t>(peer)].lanes[static_cast<std::size_t>(lane)].get();
+  Connection* connection_of(int peer, Traffic traffic) const {
+    return peers_[static_cast<std::size_t>(peer)]
+        .connections[static_cast<std::size_t>(traffic)]
+        .get();
   }
 
   // At most one thread handles events. enter() returns true if the calling thread does from now on;

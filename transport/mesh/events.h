@@ -51,12 +51,12 @@ namespace event {
 
 struct Adopted {  // a connection is established
   int peer;
-  Lane lane;
+  Traffic traffic;
   std::shared_ptr<Connection> connection;
 };
 struct Arrived {
   int peer;
-  Lane lane;
+  Traffic traffic;
   Message message;
   const std::byte* in_place;  // null if the payload has not arrived in full or is empty
 };
@@ -64,7 +64,7 @@ struct Closed {
   int peer;
   // The connection that ended. Empty: the peer is lost at once, without waiting for its other
   // connection.
-  std::optional<Lane> lane;
+  std::optional<Traffic> traffic;
   Error why;
 };
 struct Called {

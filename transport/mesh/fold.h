@@ -24,7 +24,7 @@ Arithmetic arithmetic_of(Dtype dtype, ReduceOp op, int ranks);
 
 class Fold {
  public:
-  struct Place {
+  struct Operands {
     const std::byte* own = nullptr;  // this rank's numbers
     // May be the same memory as `own`. Not written before `own` has been taken.
     std::byte* out = nullptr;
@@ -33,12 +33,12 @@ class Fold {
     std::uint32_t own_position = 0;  // how many of them precede this rank's numbers
     double scale = 1;                // factor of the result: 1 / ranks for an average
   };
-  explicit Fold(const Place& place) : place_(place) {}
+  explicit Fold(const Operands& place) : place_(place) {}
 
   // Takes the next rank's numbers, which must be aligned for an element. Does not use them after it
   // returns.
   void add(const std::byte* numbers, const Arithmetic& arithmetic, Scratch& scratch);
-  const Place& place() const { return place_; }
+  const Operands& place() const { return place_; }
 
  private:
   void take(const std::byte* numbers, const Arithmetic& arithmetic, Scratch& scratch);
@@ -46,7 +46,7 @@ class Fold {
   void finish(const Arithmetic& arithmetic, Scratch& scratch);
   std::size_t wide_bytes(const Arithmetic& arithmetic) const;
 
-  Place place_;
+  Operands place_;
   std::uint32_t taken_ = 0;
   const std::byte* so_far_ = nullptr;
   // Partial result, when it may not be written to `out` yet or has another type.

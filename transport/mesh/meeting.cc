@@ -34,8 +34,8 @@ Bootstrap::Bytes bytes_of(const std::string& text) {
   return {bytes, bytes + text.size()};
 }
 
-std::size_t place_of(int peer, Lane lane) {
-  return static_cast<std::size_t>(peer) * kLanes + static_cast<std::size_t>(lane);
+std::size_t place_of(int peer, Traffic traffic) {
+  return static_cast<std::size_t>(peer) * kConnectionsPerPair + static_cast<std::size_t>(traffic);
 }
 
 }  // namespace
@@ -46,8 +46,8 @@ Meeting::Meeting(Connector& connector, const JoinOptions& options, std::shared_p
       core_(std::move(core)),
       place_("joining " + core_->place),
       over_(std::make_shared<LoopFlag>(options.loop)),
-      lanes_(place_of(options.size, Lane())),
-      missing_(place_of(options.size - 1, Lane())) {}
+      established_(place_of(options.size, Traffic())),
+      missing_(place_of(options.size - 1, Traffic())) {}
 
 void Meeting::hold(Deadline deadline) {
   if (missing_ == 0) return;
@@ -102,18 +102,18 @@ void Meeting::publish(const std::string& address, Deadline deadline) {
 void Meeting::connect(int peer, Deadline deadline) {
   const auto bytes = options_.store->get(address_key(peer), deadline);
   const std::string address(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  for (const Lane lane : {Lane::Collectives, Lane::Messages}) {
+  for (const Traffic traffic : {Traffic::Collectives, Traffic::Messages}) {
     auto guest = std::make_shared<Guest>();
     guest->peer = peer;
-    guest->lane = lane;
+    guest->traffic = traffic;
     guest->is_ours = true;
     guest->connection = connector_.connect(address, {.loop = options_.loop, .deadline = deadline});
-    say_hello(*guest->connection, lane);
+    say_hello(*guest->connection, traffic);
     receive(guest);
   }
 }
 
-void Meeting::say_hello(Connection& connection, Lane lane) {
+void Meeting::say_hello(Connection& connection, Traffic traffic) {
   Hello hello;
   {
     std::lock_guard lock(mutex_);
@@ -121,7 +121,7 @@ void Meeting::say_hello(Connection& connection, Lane lane) {
   }
   hello.rank = static_cast<std::uint32_t>(options_.rank);
   hello.ranks = static_cast<std::uint32_t>(options_.size);
-  hello.lane = lane;
+  hello.traffic = traffic;
   connection.send(encode(hello), {}, Pin(), Fence());
 }
 
@@ -138,7 +138,7 @@ void Meeting::admit(std::shared_ptr<Connection> connection) {
   GuestPointer oldest;
   {
     std::lock_guard lock(mutex_);
-    if (guests_.size() >= kStrangers + lanes_.size()) {
+    if (guests_.size() >= kStrangers + established_.size()) {
       const auto found = std::find_if(guests_.begin(), guests_.end(),
                                       [](const auto& one) { return !one->is_ours; });
       if (found != guests_.end()) oldest = *found;
@@ -159,7 +159,7 @@ void Meeting::receive(const GuestPointer& guest) {
   handlers.arrived = [meeting = weak_from_this(), core = std::weak_ptr(core_),
                       guest](const Arrival& arrival) {
     if (guest->greeted) {
-      if (const auto live = core.lock()) live->arrived(guest->peer, guest->lane, arrival);
+      if (const auto live = core.lock()) live->arrived(guest->peer, guest->traffic, arrival);
     } else if (const auto live = meeting.lock()) {
       live->greet(guest, arrival);
     }
@@ -167,7 +167,8 @@ void Meeting::receive(const GuestPointer& guest) {
   handlers.closed = [meeting = weak_from_this(), core = std::weak_ptr(core_),
                      guest](const Error& why) {
     if (guest->greeted) {
-      if (const auto live = core.lock()) live->post(event::Closed{guest->peer, guest->lane, why});
+      if (const auto live = core.lock())
+        live->post(event::Closed{guest->peer, guest->traffic, why});
     } else if (const auto live = meeting.lock()) {
       live->gone(guest, why);
     }
@@ -187,14 +188,14 @@ void Meeting::greet(const GuestPointer& guest, const Arrival& arrival) noexcept 
     return turn_away(guest, *why);
   }
   guest->peer = static_cast<int>(hello.value().rank);
-  guest->lane = hello.value().lane;
+  guest->traffic = hello.value().traffic;
   guest->greeted = true;
-  lanes_[place_of(guest->peer, guest->lane)] = true;
+  established_[place_of(guest->peer, guest->traffic)] = true;
   const bool is_last = --missing_ == 0;
   forget(guest);
   lock.unlock();
-  if (!guest->is_ours) say_hello(*connection, guest->lane);
-  core_->post(event::Adopted{guest->peer, guest->lane, connection});
+  if (!guest->is_ours) say_hello(*connection, guest->traffic);
+  core_->post(event::Adopted{guest->peer, guest->traffic, connection});
   connection->accept({}, Pin(), Fence());
   if (is_last) over_->raise();
 }
@@ -287,7 +288,8 @@ Error Meeting::why_late() {
   for (int peer = 0; peer < options_.size; ++peer) {
     if (peer == options_.rank) continue;
     std::unique_lock lock(mutex_);
-    if (lanes_[place_of(peer, Lane::Collectives)] && lanes_[place_of(peer, Lane::Messages)])
+    if (established_[place_of(peer, Traffic::Collectives)] &&
+        established_[place_of(peer, Traffic::Messages)])
       continue;
     lock.unlock();
     bool came = false;
@@ -314,12 +316,12 @@ std::optional<std::string> Meeting::why_stranger(const Guest& guest, const Hello
            std::to_string(options_.size);
   }
   const auto rank = static_cast<int>(hello.rank);
-  if (guest.is_ours && (rank != guest.peer || hello.lane != guest.lane)) {
+  if (guest.is_ours && (rank != guest.peer || hello.traffic != guest.traffic)) {
     return "it is not the rank that this one connected to: it says rank " + std::to_string(rank);
   }
   if (!guest.is_ours && rank <= options_.rank)
     return "rank " + std::to_string(rank) + " does not connect here";
-  if (lanes_[place_of(rank, hello.lane)]) {
+  if (established_[place_of(rank, hello.traffic)]) {
     return "rank " + std::to_string(rank) + " has already connected";
   }
   return std::nullopt;

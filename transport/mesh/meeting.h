@@ -32,7 +32,7 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   struct Guest {
     std::shared_ptr<Connection> connection;  // until greeted; then the core owns it
     int peer = -1;  // the rank that we connected to, or that has sent its hello
-    Lane lane = Lane::Collectives;
+    Traffic traffic = Traffic::Collectives;
     bool is_ours = false;  // this rank has connected
     bool greeted = false;
     EventLoop::Registration patience;  // time limit for the hello of a rank that has connected
@@ -48,7 +48,7 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   void greet(const GuestPointer& guest, const Arrival& arrival) noexcept;
   // Why the sender of `hello` is not the expected rank; empty if it is.
   std::optional<std::string> why_stranger(const Guest& guest, const Hello& hello) const;
-  void say_hello(Connection& connection, Lane lane);
+  void say_hello(Connection& connection, Traffic traffic);
   void turn_away(const GuestPointer& guest, const std::string& why);
   void gone(const GuestPointer& guest, const Error& why) noexcept;
   void cannot_take_in(const Error& why) noexcept;
@@ -66,7 +66,7 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   std::mutex mutex_;  // guards the members below
   Secret secret_{};
   std::vector<GuestPointer> guests_;  // not greeted yet
-  std::vector<bool> lanes_;           // established connections, by peer and Lane
+  std::vector<bool> established_;     // established connections, by peer and Traffic
   std::size_t missing_;
   std::optional<Error> failure_;
   std::string late_;  // why one of our connections was not established in time

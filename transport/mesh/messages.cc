@@ -81,7 +81,7 @@ bool Messages::send_now(int peer, const TransferPointer& transfer) {
   const std::uint64_t cost = bytes + kMessageCost;
   if (bytes <= kEagerBytes && cost <= to.credit) {
     to.credit -= cost;
-    const Op op = core_.send(peer, Lane::Messages,
+    const Op op = core_.send(peer, Traffic::Messages,
                              header_of(Type::Eager, transfer->tag, bytes, 0, transfer->dtype),
                              transfer->data, transfer);
     follow(op, transfer, peer);
@@ -129,7 +129,7 @@ void Messages::on_clear(int peer, const Message& message) {
   } else {
     const Header header =
         header_of(Type::Payload, transfer->tag, transfer->data.bytes, transfer->number);
-    const Op op = core_.send(peer, Lane::Messages, header, transfer->data, transfer);
+    const Op op = core_.send(peer, Traffic::Messages, header, transfer->data, transfer);
     follow(op, transfer, peer);
   }
   go_on(peer);
@@ -256,10 +256,11 @@ void Messages::on_eager(int peer, const Message& message) {
   if (const auto receive = matching(peer, tag)) {
     if (!is_of(*receive, peer, dtype)) return;
     if (!fits(*receive, peer, bytes)) {
-      core_.discard(peer, Lane::Messages);
+      core_.discard(peer, Traffic::Messages);
       return give_back(peer, cost);
     }
-    return follow(core_.accept(peer, Lane::Messages, receive->data, receive), receive, peer, cost);
+    return follow(core_.accept(peer, Traffic::Messages, receive->data, receive), receive, peer,
+                  cost);
   }
   Unexpected& one = unexpected_.emplace_back();
   one = {.id = next_++,
@@ -269,7 +270,7 @@ void Messages::on_eager(int peer, const Message& message) {
          .dtype = dtype,
          .block = core_.scratch.take(bytes)};
   const Op op =
-      core_.accept(peer, Lane::Messages, {one.block.get(), bytes, Device::host()}, one.block);
+      core_.accept(peer, Traffic::Messages, {one.block.get(), bytes, Device::host()}, one.block);
   one.is_here = core_.ended(op, event::Landed{peer, one.id, std::nullopt});
 }
 
@@ -287,7 +288,7 @@ void Messages::landed(event::Landed& event) {
 }
 
 void Messages::on_request(int peer, const Message& message) {
-  core_.discard(peer, Lane::Messages);
+  core_.discard(peer, Traffic::Messages);
   const Header& header = message.header;
   if (const auto receive = matching(peer, header.call.root)) {
     if (!is_of(*receive, peer, header.call.dtype)) return;
@@ -310,7 +311,7 @@ void Messages::on_payload(int peer, const Message& message) {
     return nonsense(peer, "a payload of a different size than it announced");
   const TransferPointer receive = std::move(found->second);
   due.erase(found);
-  follow(core_.accept(peer, Lane::Messages, receive->data, receive), receive, peer);
+  follow(core_.accept(peer, Traffic::Messages, receive->data, receive), receive, peer);
 }
 
 // --- Both ---
@@ -320,8 +321,8 @@ void Messages::arrived(int peer, const Message& message) {
     case Type::Eager: return on_eager(peer, message);
     case Type::Request: return on_request(peer, message);
     case Type::Payload: return on_payload(peer, message);
-    case Type::Clear: core_.discard(peer, Lane::Messages); return on_clear(peer, message);
-    case Type::Credit: core_.discard(peer, Lane::Messages); return on_credit(peer, message);
+    case Type::Clear: core_.discard(peer, Traffic::Messages); return on_clear(peer, message);
+    case Type::Credit: core_.discard(peer, Traffic::Messages); return on_credit(peer, message);
     case Type::Collective:
     case Type::Failure: break;
   }
@@ -363,7 +364,7 @@ void Messages::give_back(int peer, std::uint64_t credit) {
 
 void Messages::tell(int peer, Header header) {
   if (core_.lost(peer)) return;
-  core_.send(peer, Lane::Messages, header, Slice(), Pin());
+  core_.send(peer, Traffic::Messages, header, Slice(), Pin());
 }
 
 void Messages::finish(const TransferPointer& transfer, int source) {

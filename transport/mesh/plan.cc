@@ -50,7 +50,7 @@ Plan::Index Plan::copy(std::byte* to, const std::byte* from, std::size_t bytes) 
   return push(step);
 }
 
-Plan::Index Plan::fold(const Fold::Place& place) {
+Plan::Index Plan::fold(const Fold::Operands& place) {
   folds_.emplace_back(place);
   last_of_fold_.push_back(kNone);
   return static_cast<Index>(folds_.size() - 1);

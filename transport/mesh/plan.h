@@ -52,7 +52,7 @@ class Plan {
   Index receive(int peer, std::byte* data, std::size_t bytes);
   Index copy(std::byte* to, const std::byte* from, std::size_t bytes);
   // Begins a reduction. Parts from peers are reduced in the order of the add() calls.
-  Index fold(const Fold::Place& place);
+  Index fold(const Fold::Operands& place);
   Index add(Index fold, int peer);
   // Makes `later` wait until `earlier` is done. kNone as `earlier` adds no wait.
   void after(Index earlier, Index later);

@@ -18,7 +18,7 @@ constexpr std::uint16_t kVersion = 4;
 struct HelloLayout {
   std::uint32_t magic;
   std::uint16_t version;
-  std::uint8_t lane;
+  std::uint8_t traffic;
   std::uint8_t zero;
   std::uint32_t rank;
   std::uint32_t ranks;
@@ -48,7 +48,7 @@ Error refused(const std::string& what) { return {Blame::Protocol, "an invalid me
 std::array<std::byte, kHelloBytes> encode(const Hello& hello) {
   const HelloLayout layout{.magic = kMagic,
                            .version = kVersion,
-                           .lane = static_cast<std::uint8_t>(hello.lane),
+                           .traffic = static_cast<std::uint8_t>(hello.traffic),
                            .zero = 0,
                            .rank = hello.rank,
                            .ranks = hello.ranks,
@@ -66,10 +66,10 @@ Result<Hello> decode_hello(Bytes header) {
     return refused("a hello of version " + std::to_string(layout.version) +
                    ", this process uses version " + std::to_string(kVersion));
   }
-  if (layout.lane >= kLanes || layout.zero != 0)
-    return refused("a hello for connection " + std::to_string(layout.lane));
+  if (layout.traffic >= kConnectionsPerPair || layout.zero != 0)
+    return refused("a hello for connection " + std::to_string(layout.traffic));
   if (layout.rank >= layout.ranks) return refused("a hello of rank " + std::to_string(layout.rank));
-  return Hello{layout.secret, layout.rank, layout.ranks, static_cast<Lane>(layout.lane)};
+  return Hello{layout.secret, layout.rank, layout.ranks, static_cast<Traffic>(layout.traffic)};
 }
 
 Training carried(const Training& training) {

@@ -21,10 +21,10 @@ namespace weft::transport::mesh {
 
 using Bytes = std::span<const std::byte>;
 
-// The two connections of a pair of ranks. Messages have their own, so that a waiting collective
-// does not delay them.
-enum class Lane : std::uint8_t { Collectives = 0, Messages = 1 };
-constexpr int kLanes = 2;
+// What one of the two connections between a pair of ranks carries. Messages have a connection of
+// their own, so that a waiting collective does not delay them.
+enum class Traffic : std::uint8_t { Collectives = 0, Messages = 1 };
+constexpr int kConnectionsPerPair = 2;
 
 using Secret = std::array<std::byte, 16>;
 
@@ -33,7 +33,7 @@ struct Hello {
   Secret secret{};  // the group's; a process that knows it has read the group's store
   std::uint32_t rank = 0;
   std::uint32_t ranks = 0;
-  Lane lane = Lane::Collectives;
+  Traffic traffic = Traffic::Collectives;
 };
 
 constexpr std::size_t kHelloBytes = 32;

@@ -22,7 +22,7 @@ constinit trace::Name staging{trace::Layer::Transport, "stage"};
 constexpr auto kSetUp = std::chrono::seconds(60);
 
 // A slice of an operation and the directions in which it is copied.
-struct Part {
+struct StagedSlice {
   Slice device;
   bool to_host = false;
   bool to_device = false;
@@ -132,9 +132,9 @@ class StagedCommunicator final : public Communicator,
 
   void warm_up();
   // `call` receives the parts' pieces on the host, in the order of `parts`.
-  Op collective(std::string name, std::vector<Part> parts, Pin pin, Fence ready,
+  Op collective(std::string name, std::vector<StagedSlice> parts, Pin pin, Fence ready,
                 HostCall call) noexcept;
-  std::shared_ptr<Held> hold(const std::vector<Part>& parts, Pin pin);
+  std::shared_ptr<Held> hold(const std::vector<StagedSlice>& parts, Pin pin);
   // Starts the host's half, on the loop or, if its inputs are already there, on the caller's
   // thread.
   void begin(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery,
@@ -190,7 +190,7 @@ void StagedCommunicator::warm_up() {
 }
 
 Op StagedCommunicator::run(const Collective& collective, Pin pin, Fence ready) noexcept {
-  std::vector<Part> parts;
+  std::vector<StagedSlice> parts;
   if (is_in_place(collective.kind)) {
     const bool is_root = rank() == collective.root;
     const bool reads = collective.kind != CollectiveKind::Broadcast || is_root;
@@ -215,22 +215,22 @@ Op StagedCommunicator::run(const Collective& collective, Pin pin, Fence ready) n
                           std::move(ready), call);
 }
 
-std::shared_ptr<Held> StagedCommunicator::hold(const std::vector<Part>& parts, Pin pin) {
+std::shared_ptr<Held> StagedCommunicator::hold(const std::vector<StagedSlice>& parts, Pin pin) {
   std::size_t bytes = 0;
-  for (const Part& part : parts) bytes += part.device.bytes;
+  for (const StagedSlice& part : parts) bytes += part.device.bytes;
   auto held = std::make_shared<Held>();
   held->user = std::move(pin);
   held->block = pinned_.allocate(bytes);
   std::size_t offset = 0;
-  for (const Part& part : parts) {
+  for (const StagedSlice& part : parts) {
     held->pieces.push_back(held->block.slice().part(offset, part.device.bytes));
     offset += part.device.bytes;
   }
   return held;
 }
 
-Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin pin, Fence ready,
-                                  HostCall call) noexcept {
+Op StagedCommunicator::collective(std::string name, std::vector<StagedSlice> parts, Pin pin,
+                                  Fence ready, HostCall call) noexcept {
   trace::Range range(staging, {.rank = rank(), .ranks = size(), .device = device_->index()});
   if (cuda::is_captured(ready)) return refuse_capture(name);
   std::shared_ptr<Held> held;

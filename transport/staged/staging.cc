@@ -52,13 +52,13 @@ Pin Reached::join_pins(Pin other) {
   return std::make_shared<std::vector<Pin>>(std::exchange(pins, {}));
 }
 
-Reached reach_with(Connection& lane, const Stage& stage, std::span<const Slice> slices) {
-  const std::size_t least = lane.capabilities().direct_bytes;
+Reached reach_with(Connection& connection, const Stage& stage, std::span<const Slice> slices) {
+  const std::size_t least = connection.capabilities().direct_bytes;
   if (least == 0) return {};
   Reached reached{.which = std::vector<bool>(slices.size(), false), .pins = {}};
   for (std::size_t i = 0; i < slices.size(); ++i) {
     if (slices[i].device.is_host() || slices[i].bytes < least) continue;
-    if (auto pin = lane.reach(slices[i], stage.device(slices[i].device.index))) {
+    if (auto pin = connection.reach(slices[i], stage.device(slices[i].device.index))) {
       reached.which[i] = true;
       reached.pins.push_back(std::move(pin).value());
     }

@@ -67,7 +67,7 @@ struct Reached {
 };
 // The connection logs once why it does not reach a slice. If it has ended or the GPU is lost, later
 // operations fail.
-Reached reach_with(Connection& lane, const Stage& stage, std::span<const Slice> slices);
+Reached reach_with(Connection& connection, const Stage& stage, std::span<const Slice> slices);
 
 // Pinned blocks of kChunkBytes. All are allocated in the constructor, because a pool that grows may
 // wait for the whole device.

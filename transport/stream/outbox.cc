@@ -136,7 +136,7 @@ Op Outbox::put(const Slice& from, const RegionKey& to, std::uint64_t offset, Pin
     is_first = queue_.empty();
     Item item;
     item.payloads.push_back(from);
-    item.place = Place{to, offset};
+    item.place = PutTarget{to, offset};
     item.ready = ready;
     item.awaited = is_first;
     item.completion.emplace(std::move(pin), std::make_shared<LoopFlag>(loop_));

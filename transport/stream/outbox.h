@@ -57,16 +57,16 @@ class Outbox {
 
  private:
   // The target of a put, which writes no bytes to the stream.
-  struct Place {
+  struct PutTarget {
     RegionKey key;
     std::uint64_t offset = 0;
   };
   struct Item {
     std::vector<std::byte> front;  // head, table and header, and zeros up to the payloads
     std::vector<Slice> payloads;
-    std::optional<Place> place;  // the target if this is a put of the one payload
-    std::uint64_t bytes = 0;     // of the whole message, including `padding`
-    std::size_t padding = 0;     // zeros behind the message
+    std::optional<PutTarget> place;  // the target if this is a put of the one payload
+    std::uint64_t bytes = 0;         // of the whole message, including `padding`
+    std::size_t padding = 0;         // zeros behind the message
     std::uint64_t written = 0;
     Fence ready;
     bool awaited = false;                  // flush() will be called when `ready` has passed

@@ -129,7 +129,8 @@ void Dial::try_next() {
   if (next_ == candidates_.size() || deadline_.passed()) return end_round();
   const auto loop = loop_.lock();
   if (!loop) return;
-  if (settings_.sockets > 1 && ::getrandom(&lane_, sizeof lane_, 0) != sizeof lane_) {
+  if (settings_.sockets > 1 &&
+      ::getrandom(&connection_key_, sizeof connection_key_, 0) != sizeof connection_key_) {
     return attempt_failed(Blame::Busy, std::strerror(errno), errno);
   }
   while (calls_.size() < settings_.sockets) {
@@ -172,9 +173,9 @@ void Dial::connected(std::size_t index) {
   // to itself.
   if (number == 0 && local_end(call.socket) == remote_end(call.socket)) number = ECONNREFUSED;
   if (number != 0) return attempt_failed(blame_of(number), std::strerror(number), number);
-  const Part part{lane_, static_cast<std::uint16_t>(index),
-                  static_cast<std::uint16_t>(calls_.size())};
-  if (!send_whole(call.socket, Greeting::encode(address_.identity, part))) {
+  const Stripe stripe{connection_key_, static_cast<std::uint16_t>(index),
+                      static_cast<std::uint16_t>(calls_.size())};
+  if (!send_whole(call.socket, Greeting::encode(address_.identity, stripe))) {
     return attempt_failed(Blame::PeerLost, std::strerror(errno), errno);
   }
   const auto loop = loop_.lock();

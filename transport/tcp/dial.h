@@ -70,7 +70,7 @@ class Dial : public std::enable_shared_from_this<Dial> {
     EventLoop::Registration watch = {};
   };
   std::vector<Call> calls_;
-  std::uint64_t lane_ = 0;
+  std::uint64_t connection_key_ = 0;
   std::size_t answered_ = 0;
   EventLoop::Registration timer_;
   // Of this round: why each address failed, the blame and errno of the last, and whether another

@@ -24,20 +24,20 @@ using little_endian::put;
 
 }  // namespace
 
-std::string Part::text() const {
+std::string Stripe::text() const {
   if (count == 1) return {};
   return ", socket " + std::to_string(index + 1) + " of " + std::to_string(count);
 }
 
-Greeting::Bytes Greeting::encode(const Identity& identity, const Part& part) {
+Greeting::Bytes Greeting::encode(const Identity& identity, const Stripe& stripe) {
   Bytes bytes{};
   std::memcpy(bytes.data(), kLetters, kLettersBytes);
   put(bytes.data() + 8, kVersion);
   put(bytes.data() + 12, identity.machine);
   put(bytes.data() + 16, identity.listener);
-  put(bytes.data() + 24, part.lane);
-  put(bytes.data() + 32, part.index);
-  put(bytes.data() + 34, part.count);
+  put(bytes.data() + 24, stripe.connection_key);
+  put(bytes.data() + 32, stripe.index);
+  put(bytes.data() + 34, stripe.count);
   return bytes;
 }
 
@@ -68,7 +68,7 @@ std::string Greeting::why_foreign() const {
            std::to_string(kVersion);
   }
   if (count_ < kBytes) return {};
-  const Part said = part();
+  const Stripe said = stripe();
   if (said.count >= 1 && said.count <= kMaxSockets && said.index < said.count) return {};
   return "it is socket " + std::to_string(said.index) + " of a connection of " +
          std::to_string(said.count) + " sockets; a connection has 1 to " +
@@ -79,7 +79,7 @@ Identity Greeting::identity() const {
   return {get<std::uint32_t>(bytes_.data() + 12), get<std::uint64_t>(bytes_.data() + 16)};
 }
 
-Part Greeting::part() const {
+Stripe Greeting::stripe() const {
   return {get<std::uint64_t>(bytes_.data() + 24), get<std::uint16_t>(bytes_.data() + 32),
           get<std::uint16_t>(bytes_.data() + 34)};
 }

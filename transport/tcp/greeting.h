@@ -16,13 +16,14 @@
 namespace weft::transport::tcp {
 
 // One of the sockets of a connection.
-struct Part {
-  std::uint64_t lane = 0;  // random; equal for all sockets of a connection; 0 for a single one
+struct Stripe {
+  // Random; equal for all sockets of a connection; 0 for a single one.
+  std::uint64_t connection_key = 0;
   std::uint16_t index = 0;
   std::uint16_t count = 1;
   // Returns ", socket 2 of 4", for messages; "" for the only socket.
   std::string text() const;
-  friend bool operator==(const Part&, const Part&) = default;
+  friend bool operator==(const Stripe&, const Stripe&) = default;
 };
 
 class Greeting {
@@ -30,7 +31,7 @@ class Greeting {
   static constexpr std::size_t kBytes = 36;
   using Bytes = std::array<std::byte, kBytes>;
 
-  static Bytes encode(const Identity& identity, const Part& part = {});
+  static Bytes encode(const Identity& identity, const Stripe& stripe = {});
 
   enum class Progress { Wants, Whole, Lost, Foreign };
   // Reads the bytes that have arrived, never a byte more than the greeting. Lost: the other end
@@ -38,7 +39,7 @@ class Greeting {
   Progress receive(int socket);
   // Valid after Whole.
   Identity identity() const;
-  Part part() const;  // index below count, count from 1 to kMaxSockets
+  Stripe stripe() const;  // index below count, count from 1 to kMaxSockets
   // Valid after Lost or Foreign.
   const std::string& failure() const { return failure_; }
 

@@ -226,24 +226,24 @@ void TcpListener::Entrance::put_out(std::uint64_t key, const std::string& why) {
 
 // Checks whether the connection is complete. There are few enough guests for a search.
 void TcpListener::Entrance::welcome(std::uint64_t key) {
-  const Part part = guests_[key].greeting.part();
-  std::vector<std::uint64_t> lane(part.count, 0);  // keys of guests, by index
-  lane[part.index] = key;
+  const Stripe stripe = guests_[key].greeting.stripe();
+  std::vector<std::uint64_t> keys(stripe.count, 0);  // keys of guests, by index
+  keys[stripe.index] = key;
   std::size_t here = 1;
   for (const auto& [other, guest] : guests_) {
-    if (here == part.count) break;
-    const Part known = guest.greeting.part();
-    if (!guest.greeted || known.lane != part.lane) continue;
-    if (known.count != part.count || lane[known.index] != 0) {
+    if (here == stripe.count) break;
+    const Stripe known = guest.greeting.stripe();
+    if (!guest.greeted || known.connection_key != stripe.connection_key) continue;
+    if (known.count != stripe.count || keys[known.index] != 0) {
       return put_out(key, "its connection has another number of sockets, or already has this one");
     }
-    lane[known.index] = other;
+    keys[known.index] = other;
     ++here;
   }
   guests_[key].greeted = true;
-  if (here < part.count) return;
+  if (here < stripe.count) return;
   std::vector<Guest> guests;
-  for (const std::uint64_t one : lane) {
+  for (const std::uint64_t one : keys) {
     guests.push_back(std::move(guests_[one]));
     guests.back().watch.reset();
     guests.back().timer.reset();
@@ -261,7 +261,7 @@ void TcpListener::Entrance::let_in(std::vector<Guest> guests) {
     if (!answer(guest.socket, identity_)) return;
     const std::string peer = remote_end(guest.socket).text();
     sockets.push_back(std::make_unique<TcpStream>(loop, std::move(guest.socket), peer, settings_,
-                                                  guest.greeting.part()));
+                                                  guest.greeting.stripe()));
   }
   accepted_(as_one(std::move(sockets)));
 }

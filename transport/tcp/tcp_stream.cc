@@ -33,10 +33,10 @@ constexpr std::size_t kPieces = 64;  // in one system call
 class TcpStream::Core : public std::enable_shared_from_this<Core> {
  public:
   Core(const std::shared_ptr<EventLoop>& loop, std::string peer, const Settings& settings,
-       const Part& part)
+       const Stripe& stripe)
       : loop_(loop),
         settings_(settings),
-        which_(part.text()),
+        which_(stripe.text()),
         peer_(std::move(peer)),
         silence_(settings.silence) {}
 
@@ -418,8 +418,8 @@ void TcpStream::Core::stop() noexcept {
 }
 
 TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, Descriptor socket,
-                     const std::string& peer, const Settings& settings, const Part& part)
-    : core_(std::make_shared<Core>(loop, peer, settings, part)) {
+                     const std::string& peer, const Settings& settings, const Stripe& stripe)
+    : core_(std::make_shared<Core>(loop, peer, settings, stripe)) {
   core_->connected(std::move(socket), peer);
 }
 
@@ -430,9 +430,10 @@ std::vector<std::unique_ptr<TcpStream>> TcpStream::dial(const std::shared_ptr<Ev
   std::vector<std::unique_ptr<TcpStream>> streams;
   std::vector<std::weak_ptr<Core>> waiting;
   for (std::size_t i = 0; i < settings.sockets; ++i) {
-    const Part part{0, static_cast<std::uint16_t>(i), static_cast<std::uint16_t>(settings.sockets)};
+    const Stripe stripe{0, static_cast<std::uint16_t>(i),
+                        static_cast<std::uint16_t>(settings.sockets)};
     const auto core =
-        std::make_shared<Core>(loop, Address{address.hosts, {}}.text(), settings, part);
+        std::make_shared<Core>(loop, Address{address.hosts, {}}.text(), settings, stripe);
     streams.push_back(std::unique_ptr<TcpStream>(new TcpStream(core)));
     waiting.push_back(core);
   }

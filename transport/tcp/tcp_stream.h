@@ -22,7 +22,7 @@ class TcpStream final : public ByteStream {
   // Takes a connected stream socket. `loop`, which start() receives again, runs the work that has
   // no caller: connecting, and checking the peer.
   TcpStream(const std::shared_ptr<EventLoop>& loop, Descriptor socket, const std::string& peer,
-            const Settings& settings, const Part& part = {});
+            const Settings& settings, const Stripe& stripe = {});
   // Connects to one of the address's hosts until the deadline; see Dial. Returns the sockets of one
   // connection, Settings::sockets of them: all connect or none.
   static std::vector<std::unique_ptr<TcpStream>> dial(const std::shared_ptr<EventLoop>& loop,

@@ -35,16 +35,16 @@ static_assert(kBatch * kBatches >= kSends + kReceives);
 
 struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
   Shared(const Path& path, const std::shared_ptr<RegistrationCache>& cache,
-         std::shared_ptr<Connection> lane, Deadline until, Pin ticket)
+         std::shared_ptr<Connection> connection, Deadline until, Pin ticket)
       : registrations(cache),
         completions(path.device, kSends + kReceives),
         pair(path, completions, {kSends, kReceives, kInlineBytes}),
         alarm(path.device, pair.handle(), completions.queue()),
-        writer(pair, cache, lane->peer()),
+        writer(pair, cache, connection->peer()),
         reader(pair, cache, writer),
         deadline(until),
         until_met(std::move(ticket)),
-        meeting(std::move(lane)) {}
+        meeting(std::move(connection)) {}
   // Destroys the queue pair before the memory that it reads and writes. If the pair cannot be
   // destroyed, the memory is never freed.
   static void end(Shared* shared) {
@@ -83,9 +83,9 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
   bool was_flushed = false;  // `failure` is only a flush, a consequence
   std::optional<Error> why_hung_up;
 
-  void meet(Connection& lane);
-  void hear(Connection& lane, const Arrival& arrival);
-  void join(Connection& lane, const Hello& theirs);
+  void meet(Connection& connection);
+  void hear(Connection& connection, const Arrival& arrival);
+  void join(Connection& connection, const Hello& theirs);
   void fail(const Error& why);
   bool look();
   bool park();
@@ -133,7 +133,7 @@ void VerbsStream::start(EventLoop& loop, std::function<void()> readable,
   shared_->meet(*shared_->meeting);
 }
 
-void VerbsStream::Shared::meet(Connection& lane) {
+void VerbsStream::Shared::meet(Connection& connection) {
   const Path& path = pair.path();
   Hello mine;
   mine.fabric = *path.choice.port.fabric;
@@ -147,23 +147,24 @@ void VerbsStream::Shared::meet(Connection& lane) {
   mine.ring_key = reader.ring_key();
   mine.ring_address = reader.ring_address();
   mine.max_write_bytes = path.choice.port.max_message;
-  lane.send(encode(mine), {}, nullptr, {});  // before the loop can answer the peer's hello
+  connection.send(encode(mine), {}, nullptr, {});  // before the loop can answer the peer's hello
   const std::weak_ptr<Shared> weak = weak_from_this();
-  lane.receive({[weak, on = &lane](const Arrival& arrival) {
-                  if (const auto self = weak.lock()) self->hear(*on, arrival);
-                },
-                [weak](const Error& why) {
-                  const auto self = weak.lock();
-                  if (!self) return;
-                  if (!self->is_open) self->fail(why);
-                  std::lock_guard lock(self->mutex);
-                  self->why_hung_up = why;
-                  self->hung_up = true;  // look() reports it, after the bytes that have arrived
-                }});
+  connection.receive({[weak, on = &connection](const Arrival& arrival) {
+                        if (const auto self = weak.lock()) self->hear(*on, arrival);
+                      },
+                      [weak](const Error& why) {
+                        const auto self = weak.lock();
+                        if (!self) return;
+                        if (!self->is_open) self->fail(why);
+                        std::lock_guard lock(self->mutex);
+                        self->why_hung_up = why;
+                        self->hung_up =
+                            true;  // look() reports it, after the bytes that have arrived
+                      }});
 }
 
 // Handles a message over TCP: first the peer's hello, then kReady. Others are errors.
-void VerbsStream::Shared::hear(Connection& lane, const Arrival& arrival) {
+void VerbsStream::Shared::hear(Connection& connection, const Arrival& arrival) {
   if (stopped) return;
   const bool is_ready =
       hello && !is_open && arrival.header.size() == 1 && arrival.header[0] == kReady;
@@ -178,18 +179,18 @@ void VerbsStream::Shared::hear(Connection& lane, const Arrival& arrival) {
     } else {
       const auto theirs = decode_hello(arrival.header);
       if (!theirs) throw theirs.error().within(peer);
-      join(lane, theirs.value());
+      join(connection, theirs.value());
     }
   } catch (const Error& error) {
     fail(error);
   }
-  lane.accept({}, nullptr, {});
+  connection.accept({}, nullptr, {});
 }
 
-void VerbsStream::Shared::join(Connection& lane, const Hello& theirs) {
+void VerbsStream::Shared::join(Connection& connection, const Hello& theirs) {
   pair.join(theirs);
   hello = theirs;
-  lane.send({&kReady, 1}, {}, nullptr, {});
+  connection.send({&kReady, 1}, {}, nullptr, {});
 }
 
 void VerbsStream::stop() noexcept {

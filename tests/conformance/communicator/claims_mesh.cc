@@ -6,7 +6,7 @@
 
 #include <weft/tests/conformance/communicator/host_ranks.h>
 #include <weft/tests/conformance/communicator/processes.h>
-#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/connection_pair.h>
 #include <weft/tests/conformance/connection/leaving.h>
 
 namespace weft::conformance {

@@ -2,7 +2,7 @@
 // The claims on device memory for every backend that has connections: through pinned memory, on
 // fake GPUs.
 #include <weft/tests/conformance/communicator/fake_gpus.h>
-#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/connection_pair.h>
 
 namespace weft::conformance {
 namespace {

@@ -9,7 +9,7 @@
 #include <gmock/gmock.h>
 
 #include <weft/tests/conformance/connection/child.h>
-#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/connection_pair.h>
 #include <weft/tests/conformance/connection/leaving.h>
 #include <weft/tests/harness/file_bootstrap.h>
 #include <weft/tests/harness/mail.h>

@@ -6,7 +6,7 @@
 
 #include <weft/engine/launch/process.h>
 #include <weft/tests/conformance/communicator/cuda_ranks.h>
-#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/connection_pair.h>
 #include <weft/tests/harness/file_bootstrap.h>
 #include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/start_again.h>
@@ -37,7 +37,7 @@ class End {
     stage_ = std::make_shared<transport::staged::Stage>(std::vector{device_});
   }
   ~End() {
-    lane.reset();
+    pair.reset();
     stage_.reset();
     bench = {};
     reclaim(std::move(device_));
@@ -63,14 +63,14 @@ class End {
   harness::FileBootstrap store;
   std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("end");
   Rank bench;
-  std::shared_ptr<Connection> lane;
+  std::shared_ptr<Connection> pair;
 
  private:
   void take(std::shared_ptr<Connection> below) {
     ASSERT_TRUE(below);
-    lane = transport::cuda_ipc::over(transport::staged::over(std::move(below), stage_, loop),
+    pair = transport::cuda_ipc::over(transport::staged::over(std::move(below), stage_, loop),
                                      stage_, loop);
-    lane->receive({[come = come_](const Arrival&) { ++*come; }, [](const Error&) {}});
+    pair->receive({[come = come_](const Arrival&) { ++*come; }, [](const Error&) {}});
   }
 
   std::shared_ptr<cuda::Device> device_;
@@ -89,8 +89,8 @@ void echo(const std::string& folder) {
     const auto memory = end.bench.allocate(bytes);
     end.wait_for_message();
     end.store.set("seen/" + std::to_string(++round), {});
-    const Op taken = end.lane->accept(std::array{memory->slice()}, memory, {});
-    expect_good(end.lane->send({}, std::array{memory->slice()}, memory, taken.done()));
+    const Op taken = end.pair->accept(std::array{memory->slice()}, memory, {});
+    expect_good(end.pair->send({}, std::array{memory->slice()}, memory, taken.done()));
     expect_good(taken);
   }
   end.store.set("echoed", {});
@@ -100,14 +100,14 @@ void echo(const std::string& folder) {
 void ask(const std::string& folder) {
   End end(folder);
   end.connect();
-  EXPECT_EQ(end.lane->transport(), "cuda_ipc");
+  EXPECT_EQ(end.pair->transport(), "cuda_ipc");
   std::uint32_t round = 0;
   for (const std::size_t bytes : kSizes) {
     SCOPED_TRACE(bytes);
     const auto payload = pattern(++round, bytes);
     const auto from = end.bench.allocate(bytes), back = end.bench.allocate(bytes);
     const Gate gate = end.bench.gate();
-    const Op sent = end.lane->send({}, std::array{from->slice()}, from, gate.fence);
+    const Op sent = end.pair->send({}, std::array{from->slice()}, from, gate.fence);
     // A payload sent by CUDA IPC is announced before its bytes are ready; through pinned memory the
     // peer would not have seen it yet. In the first round the handshake may still be under way, and
     // then the payload takes the connection below.
@@ -116,7 +116,7 @@ void ask(const std::string& folder) {
     from->write(payload.data());
     gate.open();
     end.wait_for_message();
-    expect_good(end.lane->accept(std::array{back->slice()}, back, {}));
+    expect_good(end.pair->accept(std::array{back->slice()}, back, {}));
     expect_good(sent);
     std::vector<std::byte> got(bytes);
     back->read(got.data());

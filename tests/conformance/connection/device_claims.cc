@@ -8,7 +8,7 @@
 #include <weft/cuda/fence.h>
 #include <weft/cuda/memory.h>
 #include <weft/tests/conformance/communicator/cuda_ranks.h>
-#include <weft/tests/conformance/connection/staged_lanes.h>
+#include <weft/tests/conformance/connection/staged_pairs.h>
 
 namespace weft::conformance {
 namespace {
@@ -42,8 +42,8 @@ class DeviceClaims : public testing::TestWithParam<Setting> {
     }
     equip(bench, transport->device(),
           GetParam().way == Way::ByName ? OnDevice::Shareable : OnDevice::Pooled);
-    lane = open_lane(*transport->connector());
-    lane.far->receive({[kept = arrived](const Arrival& arrival) {
+    pair = open_pair(*transport->connector());
+    pair.far->receive({[kept = arrived](const Arrival& arrival) {
                          std::lock_guard lock(kept->mutex);
                          kept->headers.emplace_back(
                              reinterpret_cast<const char*>(arrival.header.data()),
@@ -56,7 +56,7 @@ class DeviceClaims : public testing::TestWithParam<Setting> {
                        }});
   }
   void TearDown() override {
-    lane = {};
+    pair = {};
     bench = {};
     transport.reset();
   }
@@ -67,7 +67,7 @@ class DeviceClaims : public testing::TestWithParam<Setting> {
       std::lock_guard lock(arrived->mutex);
       return arrived->headers.size();
     };
-    EXPECT_TRUE(lane.far_loop->drive([&] { return count() > seen; }, patience()))
+    EXPECT_TRUE(pair.far_loop->drive([&] { return count() > seen; }, patience()))
         << "nothing arrives";
     std::lock_guard lock(arrived->mutex);
     return seen < arrived->headers.size() ? arrived->headers[seen++] : "";
@@ -92,13 +92,13 @@ class DeviceClaims : public testing::TestWithParam<Setting> {
   };
   std::shared_ptr<StagedTransport> transport;
   Rank bench;
-  Lane lane;
+  ConnectionPair pair;
   std::shared_ptr<Kept> arrived = std::make_shared<Kept>();
   std::size_t seen = 0;
 };
 
 TEST_P(DeviceClaims, CarriesDeviceMemoryOfAllSizes) {
-  EXPECT_TRUE(lane.near->capabilities().device_memory);
+  EXPECT_TRUE(pair.near->capabilities().device_memory);
   EXPECT_TRUE(transport->connector()->capabilities().device_memory);
   for (const std::size_t bytes :
        {0u, 1u, 256u, 65'537u, 512u << 10, (512u << 10) + 1, (5u << 20) + 13}) {
@@ -106,9 +106,9 @@ TEST_P(DeviceClaims, CarriesDeviceMemoryOfAllSizes) {
     const auto payload = pattern(1, bytes);
     const auto from = on_device(payload);
     const auto to = bench.allocate(bytes);
-    const Op sent = lane.near->send(bytes_of("x"), std::array{from->slice()}, from, {});
+    const Op sent = pair.near->send(bytes_of("x"), std::array{from->slice()}, from, {});
     EXPECT_EQ(next(), "x");
-    expect_good(lane.far->accept(std::array{to->slice()}, to, {}));
+    expect_good(pair.far->accept(std::array{to->slice()}, to, {}));
     expect_good(sent);
     EXPECT_TRUE(same(read(*to), payload));
   }
@@ -121,9 +121,9 @@ TEST_P(DeviceClaims, CopiesShowWhichWayAPayloadTook) {
   const auto from = on_device(payload), to = bench.allocate(payload.size());
   const auto copies = [this] { return transport->fake()->calls(&cuda::Driver::memcpy_async); };
   const int before = copies();
-  const Op sent = lane.near->send(bytes_of("x"), std::array{from->slice()}, from, {});
+  const Op sent = pair.near->send(bytes_of("x"), std::array{from->slice()}, from, {});
   next();
-  expect_good(lane.far->accept(std::array{to->slice()}, to, {}));
+  expect_good(pair.far->accept(std::array{to->slice()}, to, {}));
   expect_good(sent);
   const int made = copies() - before;
   switch (GetParam().way) {
@@ -144,13 +144,13 @@ TEST_P(DeviceClaims, EitherSideMayUseHostMemory) {
     std::vector<std::byte> first_to(first.size()), fourth_to(fourth.size());
     const std::array payloads{first_from->slice(), slice_of(second), third_from->slice(), Slice{},
                               slice_of(fourth)};
-    const Op sent = lane.near->send(bytes_of("mixed"), payloads, nullptr, {});
+    const Op sent = pair.near->send(bytes_of("mixed"), payloads, nullptr, {});
     EXPECT_EQ(next(), "mixed");
     EXPECT_EQ(arrived->sizes,
               (std::vector<std::uint64_t>{first.size(), second.size(), 5, 0, fourth.size()}));
     const std::array places{slice_of(first_to), second_to->slice(), third_to->slice(), Slice{},
                             slice_of(fourth_to)};
-    expect_good(lane.far->accept(places, nullptr, {}));
+    expect_good(pair.far->accept(places, nullptr, {}));
     expect_good(sent);
     EXPECT_TRUE(same(first_to, first) && same(fourth_to, fourth));
     EXPECT_TRUE(same(read(*second_to), second) && same(read(*third_to), third));
@@ -161,9 +161,9 @@ TEST_P(DeviceClaims, SlicesMayLieAnywhere) {
   const auto payload = pattern(2, 3 << 20);
   const auto from = on_device(payload);
   const auto to = on_device(std::vector<std::byte>(4 << 20));
-  lane.near->send({}, std::array{from->slice().part(100'001, 1'500'000)}, from, {});
+  pair.near->send({}, std::array{from->slice().part(100'001, 1'500'000)}, from, {});
   next();
-  expect_good(lane.far->accept(std::array{to->slice().part(77, 1'500'000)}, to, {}));
+  expect_good(pair.far->accept(std::array{to->slice().part(77, 1'500'000)}, to, {}));
   auto expected = std::vector<std::byte>(4 << 20);
   std::copy_n(payload.begin() + 100'001, 1'500'000, expected.begin() + 77);
   EXPECT_TRUE(same(read(*to), expected));
@@ -176,21 +176,21 @@ TEST_P(DeviceClaims, HostAndDeviceMessagesKeepOrder) {
   constexpr int kRounds = 20;
   for (int i = 0; i < kRounds; ++i) {
     ops.push_back(
-        lane.near->send(bytes_of("small device"), std::array{small_from->slice()}, nullptr, {}));
-    ops.push_back(lane.near->send(bytes_of("nothing"), {}, nullptr, {}));
+        pair.near->send(bytes_of("small device"), std::array{small_from->slice()}, nullptr, {}));
+    ops.push_back(pair.near->send(bytes_of("nothing"), {}, nullptr, {}));
     ops.push_back(
-        lane.near->send(bytes_of("large device"), std::array{large_from->slice()}, nullptr, {}));
+        pair.near->send(bytes_of("large device"), std::array{large_from->slice()}, nullptr, {}));
     ops.push_back(
-        lane.near->send(bytes_of("small host"), std::array{slice_of(small)}, nullptr, {}));
+        pair.near->send(bytes_of("small host"), std::array{slice_of(small)}, nullptr, {}));
     ops.push_back(
-        lane.near->send(bytes_of("large host"), std::array{slice_of(large)}, nullptr, {}));
+        pair.near->send(bytes_of("large host"), std::array{slice_of(large)}, nullptr, {}));
   }
   const auto small_to = bench.allocate(small.size()), large_to = bench.allocate(large.size());
   const auto take = [&](const std::string& header, const std::shared_ptr<Memory>& to,
                         const std::vector<std::byte>& what) {
     ASSERT_EQ(next(), header);
     expect_good(
-        lane.far->accept(to ? std::vector{to->slice()} : std::vector<Slice>(), nullptr, {}));
+        pair.far->accept(to ? std::vector{to->slice()} : std::vector<Slice>(), nullptr, {}));
     EXPECT_TRUE(!to || same(read(*to), what));
   };
   for (int i = 0; i < kRounds; ++i) {
@@ -208,9 +208,9 @@ TEST_P(DeviceClaims, PayloadsAreReadInOrderAfterTheStream) {
     const auto early = pattern(1, bytes), final = pattern(2, bytes);
     const auto from = on_device(early), to = bench.allocate(bytes);
     const Gate gate = bench.gate();
-    const Op late = lane.near->send(bytes_of("late"), std::array{from->slice()}, from, gate.fence);
-    const Op after = lane.near->send(bytes_of("after"), {}, nullptr, {});
-    for (int i = 0; i < 10; ++i) flush(*lane.near_loop);
+    const Op late = pair.near->send(bytes_of("late"), std::array{from->slice()}, from, gate.fence);
+    const Op after = pair.near->send(bytes_of("after"), {}, nullptr, {});
+    for (int i = 0; i < 10; ++i) flush(*pair.near_loop);
     EXPECT_FALSE(late.ended());
     // A message by CUDA IPC is sent at once, and so is the one behind it.
     if (GetParam().way != Way::ByName) {
@@ -219,10 +219,10 @@ TEST_P(DeviceClaims, PayloadsAreReadInOrderAfterTheStream) {
     from->write(final.data());
     gate.open();
     EXPECT_EQ(next(), "late");
-    expect_good(lane.far->accept(std::array{to->slice()}, to, {}));
+    expect_good(pair.far->accept(std::array{to->slice()}, to, {}));
     EXPECT_TRUE(same(read(*to), final));
     EXPECT_EQ(next(), "after");
-    expect_good(lane.far->accept({}, nullptr, {}));
+    expect_good(pair.far->accept({}, nullptr, {}));
     expect_good(late);
     expect_good(after);
   }
@@ -232,13 +232,13 @@ TEST_P(DeviceClaims, HostFlagsAreAwaitedToo) {
   const auto payload = pattern(1, 1 << 20);
   const auto from = on_device(payload), to = bench.allocate(payload.size());
   const auto sends = std::make_shared<HostFlag>(), accepts = std::make_shared<HostFlag>();
-  const Op sent = lane.near->send(bytes_of("x"), std::array{from->slice()}, from, Fence(sends));
-  for (int i = 0; i < 10; ++i) flush(*lane.near_loop);
+  const Op sent = pair.near->send(bytes_of("x"), std::array{from->slice()}, from, Fence(sends));
+  for (int i = 0; i < 10; ++i) flush(*pair.near_loop);
   EXPECT_FALSE(sent.ended());
   sends->raise();
   next();
-  const Op accepted = lane.far->accept(std::array{to->slice()}, to, Fence(accepts));
-  for (int i = 0; i < 10; ++i) flush(*lane.far_loop);
+  const Op accepted = pair.far->accept(std::array{to->slice()}, to, Fence(accepts));
+  for (int i = 0; i < 10; ++i) flush(*pair.far_loop);
   EXPECT_FALSE(accepted.ended());
   accepts->raise();
   expect_good(accepted);
@@ -251,10 +251,10 @@ TEST_P(DeviceClaims, DestinationsAreWrittenAfterTheirFence) {
     const auto payload = pattern(1, bytes), before = pattern(2, bytes);
     const auto from = on_device(payload), to = on_device(before);
     const Gate gate = bench.gate();
-    const Op sent = lane.near->send(bytes_of("x"), std::array{from->slice()}, from, {});
+    const Op sent = pair.near->send(bytes_of("x"), std::array{from->slice()}, from, {});
     next();
-    const Op accepted = lane.far->accept(std::array{to->slice()}, to, gate.fence);
-    for (int i = 0; i < 10; ++i) flush(*lane.far_loop);
+    const Op accepted = pair.far->accept(std::array{to->slice()}, to, gate.fence);
+    for (int i = 0; i < 10; ++i) flush(*pair.far_loop);
     EXPECT_FALSE(accepted.ended());
     EXPECT_TRUE(same(read(*to), before));
     gate.open();
@@ -271,12 +271,12 @@ TEST_P(DeviceClaims, StreamsAwaitReceivesWithoutTheHost) {
   cuda::Stream stream(*transport->device());
   const Gate gate = bench.gate();
   const int blocks = host_blocks();
-  const Op sent = lane.near->send(bytes_of("x"), std::array{from->slice()}, from, gate.fence);
+  const Op sent = pair.near->send(bytes_of("x"), std::array{from->slice()}, from, gate.fence);
   // The whole chain is enqueued before the destination may be written.
   gate.open();
   next();
   const Gate overwrite = bench.gate();
-  const Op accepted = lane.far->accept(std::array{to->slice()}, to, overwrite.fence);
+  const Op accepted = pair.far->accept(std::array{to->slice()}, to, overwrite.fence);
   accepted.done().wait(stream);
   cuda::copy(stream, copy->slice(), to->slice());
   const Fence behind = cuda::record(stream);
@@ -293,16 +293,16 @@ TEST_P(DeviceClaims, PinsAreHeldExactlyUntilDone) {
   auto from = on_device(payload), to = bench.allocate(payload.size());
   const std::weak_ptr<Memory> from_watch = from, to_watch = to;
   const Slice from_slice = from->slice(), to_slice = to->slice();
-  const Op sent = lane.near->send({}, std::array{from_slice}, std::move(from), {});
+  const Op sent = pair.near->send({}, std::array{from_slice}, std::move(from), {});
   next();
-  for (int i = 0; i < 10; ++i) flush(*lane.near_loop);
+  for (int i = 0; i < 10; ++i) flush(*pair.near_loop);
   EXPECT_FALSE(sent.ended());
   EXPECT_FALSE(from_watch.expired());
-  const Op accepted = lane.far->accept(std::array{to_slice}, std::move(to), {});
+  const Op accepted = pair.far->accept(std::array{to_slice}, std::move(to), {});
   expect_good(accepted);
   expect_good(sent);
-  EXPECT_TRUE(lane.near_loop->drive([&] { return from_watch.expired(); }, patience()));
-  EXPECT_TRUE(lane.far_loop->drive([&] { return to_watch.expired(); }, patience()));
+  EXPECT_TRUE(pair.near_loop->drive([&] { return from_watch.expired(); }, patience()));
+  EXPECT_TRUE(pair.far_loop->drive([&] { return to_watch.expired(); }, patience()));
 }
 
 TEST_P(DeviceClaims, AcceptWithoutDestinationsDiscards) {
@@ -310,29 +310,29 @@ TEST_P(DeviceClaims, AcceptWithoutDestinationsDiscards) {
   const auto from = on_device(payload);
   for (const std::size_t bytes : {100u, 3u << 20}) {
     const Op sent =
-        lane.near->send(bytes_of("unwanted"), std::array{from->slice().part(0, bytes)}, from, {});
+        pair.near->send(bytes_of("unwanted"), std::array{from->slice().part(0, bytes)}, from, {});
     EXPECT_EQ(next(), "unwanted");
-    expect_good(lane.far->accept({}, nullptr, {}));
+    expect_good(pair.far->accept({}, nullptr, {}));
     expect_good(sent);
   }
 }
 
 TEST_P(DeviceClaims, ClosingKeepsMemoryPinnedForTheStream) {
-  const Op first = lane.near->send(bytes_of("first"), {}, nullptr, {});
+  const Op first = pair.near->send(bytes_of("first"), {}, nullptr, {});
   next();
-  expect_good(lane.far->accept({}, nullptr, {}));
+  expect_good(pair.far->accept({}, nullptr, {}));
   expect_good(first);  // so that later messages are sent at once
   auto from = on_device(pattern(1, 2 << 20));
   const std::weak_ptr<Memory> watch = from;
   const Slice slice = from->slice();
   const Gate gate = bench.gate();
   const Op waiting =
-      lane.near->send(bytes_of("never"), std::array{slice}, std::move(from), gate.fence);
-  const Op behind = lane.near->send(bytes_of("behind"), {}, nullptr, {});
+      pair.near->send(bytes_of("never"), std::array{slice}, std::move(from), gate.fence);
+  const Op behind = pair.near->send(bytes_of("behind"), {}, nullptr, {});
   cuda::Stream stream(*transport->device());
   waiting.done().wait(stream);
   const Fence passed = cuda::record(stream);
-  lane.near->close(Error(Blame::Cancelled, "enough"));
+  pair.near->close(Error(Blame::Cancelled, "enough"));
   EXPECT_EQ(failure_of(waiting).blame(), Blame::Cancelled);
   const bool is_by_name = GetParam().way == Way::ByName;
   if (!is_by_name) {  // by CUDA IPC, the message behind was sent at once
@@ -345,31 +345,31 @@ TEST_P(DeviceClaims, ClosingKeepsMemoryPinnedForTheStream) {
   gate.open();
   if (is_by_name) {
     EXPECT_FALSE(watch.expired()) << "the peer may still accept and read it";
-    lane.far.reset();
+    pair.far.reset();
   }
-  EXPECT_TRUE(lane.near_loop->drive([&] { return watch.expired(); }, patience()));
-  EXPECT_EQ(failure_of(lane.near->send({}, {}, nullptr, {})).blame(), Blame::Cancelled);
+  EXPECT_TRUE(pair.near_loop->drive([&] { return watch.expired(); }, patience()));
+  EXPECT_EQ(failure_of(pair.near->send({}, {}, nullptr, {})).blame(), Blame::Cancelled);
 }
 
 TEST_P(DeviceClaims, LostPeerFailsBothEndsAndPassesFences) {
   const auto payload = pattern(1, 64 << 20);
   const auto from = on_device(payload), to = bench.allocate(payload.size());
-  const Op sent = lane.near->send(bytes_of("cut"), std::array{from->slice()}, from, {});
+  const Op sent = pair.near->send(bytes_of("cut"), std::array{from->slice()}, from, {});
   next();
   const Gate gate = bench.gate();  // so that the accept does not end before the peer closes
-  const Op accepted = lane.far->accept(std::array{to->slice()}, to, gate.fence);
+  const Op accepted = pair.far->accept(std::array{to->slice()}, to, gate.fence);
   cuda::Stream stream(*transport->device());
   accepted.done().wait(stream);
   sent.done().wait(stream);
   const Fence behind = cuda::record(stream);
-  lane.near->close(Error(Blame::Cancelled, "that was all"));
+  pair.near->close(Error(Blame::Cancelled, "that was all"));
   EXPECT_EQ(failure_of(sent).blame(), Blame::Cancelled);
   if (GetParam().way == Way::ByName) {  // readable until this end learns of the close
     const auto has_heard = [this] {
       std::lock_guard lock(arrived->mutex);
       return arrived->has_ended;
     };
-    EXPECT_TRUE(lane.far_loop->drive(has_heard, patience()));
+    EXPECT_TRUE(pair.far_loop->drive(has_heard, patience()));
   }
   gate.open();
   EXPECT_EQ(failure_of(accepted).blame(), Blame::PeerLost);
@@ -380,15 +380,15 @@ TEST_P(DeviceClaims, ForeignDeviceMemoryIsTheCallersError) {
   const auto payload = pattern(1, 100);
   Slice elsewhere = slice_of(payload);
   elsewhere.device = Device::cuda(7);
-  const Error refused = failure_of(lane.near->send({}, std::array{elsewhere}, nullptr, {}));
+  const Error refused = failure_of(pair.near->send({}, std::array{elsewhere}, nullptr, {}));
   EXPECT_EQ(refused.blame(), Blame::Caller);
   EXPECT_NE(refused.text().find("cuda:7"), std::string::npos) << refused.what();
-  const Op sent = lane.near->send(bytes_of("good"), std::array{slice_of(payload)}, nullptr, {});
+  const Op sent = pair.near->send(bytes_of("good"), std::array{slice_of(payload)}, nullptr, {});
   EXPECT_EQ(next(), "good");
-  EXPECT_EQ(failure_of(lane.far->accept(std::array{elsewhere}, nullptr, {})).blame(),
+  EXPECT_EQ(failure_of(pair.far->accept(std::array{elsewhere}, nullptr, {})).blame(),
             Blame::Caller);
   const auto to = bench.allocate(payload.size());
-  expect_good(lane.far->accept(std::array{to->slice()}, to, {}));
+  expect_good(pair.far->accept(std::array{to->slice()}, to, {}));
   expect_good(sent);
   EXPECT_TRUE(same(read(*to), payload));
 }

@@ -6,7 +6,7 @@
 #include <weft/cuda/fence.h>
 #include <weft/tests/conformance/communicator/cuda_ranks.h>
 #include <weft/tests/conformance/connection/far.h>
-#include <weft/tests/conformance/connection/staged_lanes.h>
+#include <weft/tests/conformance/connection/staged_pairs.h>
 
 namespace weft::conformance {
 namespace {

@@ -4,7 +4,7 @@
 #include <future>
 #include <set>
 
-#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/connection_pair.h>
 
 namespace weft::conformance {
 namespace {
@@ -77,10 +77,10 @@ TEST_P(ConnectionClaims, ForeignAddressesAreRefused) {
 }
 
 TEST_P(ConnectionClaims, ConnectionsOutliveTheirListener) {
-  const Lane lane = open();  // its listener is already destroyed
-  Mailbox near_mail(*lane.near, lane.near_loop);
-  Mailbox far_mail(*lane.far, lane.far_loop);
-  warm_up(lane, near_mail, far_mail);
+  const ConnectionPair pair = open();  // its listener is already destroyed
+  Mailbox near_mail(*pair.near, pair.near_loop);
+  Mailbox far_mail(*pair.far, pair.far_loop);
+  warm_up(pair, near_mail, far_mail);
 }
 
 TEST_P(ConnectionClaims, MayBeDroppedBeforeAnySend) {
@@ -95,8 +95,8 @@ TEST_P(ConnectionClaims, MayBeDroppedBeforeAnySend) {
 
 TEST_P(ConnectionClaims, MayBeDroppedInsideItsOwnHandlers) {
   for (const bool drops_when_closed : {false, true}) {
-    Lane lane = open();
-    Mailbox near_mail(*lane.near, lane.near_loop);
+    ConnectionPair pair = open();
+    Mailbox near_mail(*pair.near, pair.near_loop);
     struct Owner {
       std::mutex mutex;
       std::shared_ptr<Connection> connection;
@@ -112,54 +112,54 @@ TEST_P(ConnectionClaims, MayBeDroppedInsideItsOwnHandlers) {
       }
     };
     const auto owner = std::make_shared<Owner>();
-    owner->connection = lane.far;
-    auto* const far = lane.far.get();
+    owner->connection = pair.far;
+    auto* const far = pair.far.get();
     far->receive({[=](const Arrival&) {
                     if (!drops_when_closed)
                       return owner->drop();  // without accepting the message that has arrived
                     far->accept({}, nullptr, {});
                   },
                   [=](const Error&) { owner->drop(); }});
-    lane.far.reset();
-    lane.near->send(bytes_of("drop it"), {}, nullptr, {});
-    lane.near->send(bytes_of("and this"), {}, nullptr, {});
-    if (drops_when_closed) lane.near->close(Error(Blame::Cancelled, "now"));
-    EXPECT_TRUE(lane.far_loop->drive([&] { return owner->dropped.load(); }, patience()));
+    pair.far.reset();
+    pair.near->send(bytes_of("drop it"), {}, nullptr, {});
+    pair.near->send(bytes_of("and this"), {}, nullptr, {});
+    if (drops_when_closed) pair.near->close(Error(Blame::Cancelled, "now"));
+    EXPECT_TRUE(pair.far_loop->drive([&] { return owner->dropped.load(); }, patience()));
     const Error why = near_mail.wait_closed();
     EXPECT_EQ(why.blame(), drops_when_closed ? Blame::Cancelled : Blame::PeerLost) << why.what();
   }
 }
 
 TEST_P(ConnectionClaims, DroppedConnectionStartsNoHandler) {
-  Lane lane = open();
+  ConnectionPair pair = open();
   std::atomic<int> calls{0};
-  lane.far->receive({[&](const Arrival&) { ++calls; }, [&](const Error&) { ++calls; }});
-  flush(*lane.far_loop);
-  lane.far.reset();
-  Mailbox mail(*lane.near, lane.near_loop);
-  lane.near->send(bytes_of("too late"), {}, nullptr, {});
+  pair.far->receive({[&](const Arrival&) { ++calls; }, [&](const Error&) { ++calls; }});
+  flush(*pair.far_loop);
+  pair.far.reset();
+  Mailbox mail(*pair.near, pair.near_loop);
+  pair.near->send(bytes_of("too late"), {}, nullptr, {});
   mail.wait_closed();
-  flush(*lane.far_loop);
-  flush(*lane.far_loop);
+  flush(*pair.far_loop);
+  flush(*pair.far_loop);
   EXPECT_EQ(calls, 0);
 }
 
 TEST_P(ConnectionClaims, SentMessagesArriveDespiteClosing) {
-  const Lane lane = open();
-  Mailbox near_mail(*lane.near, lane.near_loop);
-  Mailbox mail(*lane.far, lane.far_loop);
-  warm_up(lane, near_mail, mail);
+  const ConnectionPair pair = open();
+  Mailbox near_mail(*pair.near, pair.near_loop);
+  Mailbox mail(*pair.far, pair.far_loop);
+  warm_up(pair, near_mail, mail);
   const auto payload = pattern(1, 1 << 20);
   std::size_t done = 0;
   for (int i = 0; i < 20; ++i) {
     const Op op =
-        lane.near->send(bytes_of(std::to_string(i)), std::array{slice_of(payload)}, nullptr, {});
+        pair.near->send(bytes_of(std::to_string(i)), std::array{slice_of(payload)}, nullptr, {});
     expect_good(op);
     ++done;
   }
   // A message in the other direction that is never read must not discard messages on their way.
-  lane.far->send(bytes_of("unread"), std::array{slice_of(payload)}, nullptr, {});
-  lane.near->close(Error(Blame::Cancelled, "finished for today"));
+  pair.far->send(bytes_of("unread"), std::array{slice_of(payload)}, nullptr, {});
+  pair.near->close(Error(Blame::Cancelled, "finished for today"));
   for (std::size_t i = 0; i < done; ++i) {
     const Letter letter = mail.next();
     EXPECT_EQ(letter.header, std::to_string(i));
@@ -172,9 +172,9 @@ TEST_P(ConnectionClaims, SentMessagesArriveDespiteClosing) {
 }
 
 TEST_P(ConnectionClaims, ClosingFailsPendingSendsInOrder) {
-  const Lane lane = open();
-  Mailbox near_mail(*lane.near, lane.near_loop);
-  lane.far->receive({[](const Arrival&) {}, [](const Error&) {}});  // accepts no message
+  const ConnectionPair pair = open();
+  Mailbox near_mail(*pair.near, pair.near_loop);
+  pair.far->receive({[](const Arrival&) {}, [](const Error&) {}});  // accepts no message
   const auto payload = pattern(2, 64 << 20);
   struct Ended {
     std::mutex mutex;
@@ -183,14 +183,14 @@ TEST_P(ConnectionClaims, ClosingFailsPendingSendsInOrder) {
   const auto ended = std::make_shared<Ended>();
   std::vector<Op> ops;
   for (int i = 0; i < 5; ++i) {
-    ops.push_back(lane.near->send(bytes_of("stuck"), std::array{slice_of(payload)}, nullptr, {}));
+    ops.push_back(pair.near->send(bytes_of("stuck"), std::array{slice_of(payload)}, nullptr, {}));
     ops.back().on_ended([ended, i] {
       std::lock_guard lock(ended->mutex);
       ended->order.push_back(i);
     });
   }
-  lane.near->close(Error(Blame::Cancelled, "no more"));
-  lane.near->close(Error(Blame::Timeout, "closed twice"));
+  pair.near->close(Error(Blame::Cancelled, "no more"));
+  pair.near->close(Error(Blame::Timeout, "closed twice"));
   for (const Op& op : ops) {
     const Error error = failure_of(op);
     EXPECT_EQ(error.blame(), Blame::Cancelled);
@@ -200,102 +200,102 @@ TEST_P(ConnectionClaims, ClosingFailsPendingSendsInOrder) {
     std::lock_guard lock(ended->mutex);
     return ended->order;
   };
-  EXPECT_TRUE(lane.near_loop->drive([&] { return order().size() == ops.size(); }, patience()));
+  EXPECT_TRUE(pair.near_loop->drive([&] { return order().size() == ops.size(); }, patience()));
   EXPECT_EQ(order(), (std::vector<int>{0, 1, 2, 3, 4}));
   EXPECT_EQ(near_mail.wait_closed().blame(), Blame::Cancelled);
-  EXPECT_EQ(failure_of(lane.near->send({}, {}, nullptr, {})).blame(), Blame::Cancelled);
-  EXPECT_EQ(failure_of(lane.near->accept({}, nullptr, {})).blame(), Blame::Cancelled);
-  for (int i = 0; i < 10; ++i) flush(*lane.near_loop);
+  EXPECT_EQ(failure_of(pair.near->send({}, {}, nullptr, {})).blame(), Blame::Cancelled);
+  EXPECT_EQ(failure_of(pair.near->accept({}, nullptr, {})).blame(), Blame::Cancelled);
+  for (int i = 0; i < 10; ++i) flush(*pair.near_loop);
   EXPECT_EQ(near_mail.closings(), 1);
 }
 
 TEST_P(ConnectionClaims, ClosingFailsAWaitingAccept) {
-  const Lane lane = open();
+  const ConnectionPair pair = open();
   const auto payload = pattern(3, 8 << 20);
   std::atomic<bool> arrived{false};
-  lane.far->receive({[&](const Arrival&) { arrived = true; }, [](const Error&) {}});
-  const Op sent = lane.near->send({}, std::array{slice_of(payload)}, nullptr, {});
-  ASSERT_TRUE(lane.far_loop->drive([&] { return arrived.load(); }, patience()));
+  pair.far->receive({[&](const Arrival&) { arrived = true; }, [](const Error&) {}});
+  const Op sent = pair.near->send({}, std::array{slice_of(payload)}, nullptr, {});
+  ASSERT_TRUE(pair.far_loop->drive([&] { return arrived.load(); }, patience()));
   std::vector<std::byte> got(payload.size());
   auto pin = std::make_shared<int>(0);
   const std::weak_ptr<int> watch = pin;
-  const Op accepted = lane.far->accept(std::array{slice_of(got)}, std::move(pin),
+  const Op accepted = pair.far->accept(std::array{slice_of(got)}, std::move(pin),
                                        Fence(std::make_shared<HostFlag>()));
-  flush(*lane.far_loop);
+  flush(*pair.far_loop);
   EXPECT_FALSE(accepted.ended());
-  lane.far->close(Error(Blame::Cancelled, "will not wait"));
+  pair.far->close(Error(Blame::Cancelled, "will not wait"));
   EXPECT_EQ(failure_of(accepted).blame(), Blame::Cancelled);
   EXPECT_TRUE(watch.expired());
   EXPECT_TRUE(sent.done().synchronize(patience())) << "the sender is not told of the close";
 }
 
 TEST_P(ConnectionClaims, DroppedPeerEndsAnIdleConnection) {
-  Lane lane = open();
-  Mailbox near_mail(*lane.near, lane.near_loop);
+  ConnectionPair pair = open();
+  Mailbox near_mail(*pair.near, pair.near_loop);
   {
-    Mailbox far_mail(*lane.far, lane.far_loop);
-    warm_up(lane, near_mail, far_mail);
-    lane.far.reset();
+    Mailbox far_mail(*pair.far, pair.far_loop);
+    warm_up(pair, near_mail, far_mail);
+    pair.far.reset();
   }
   EXPECT_EQ(near_mail.wait_closed().blame(), Blame::PeerLost);
   EXPECT_EQ(near_mail.closings(), 1);
-  EXPECT_EQ(failure_of(lane.near->send(bytes_of("anybody?"), {}, nullptr, {})).blame(),
+  EXPECT_EQ(failure_of(pair.near->send(bytes_of("anybody?"), {}, nullptr, {})).blame(),
             Blame::PeerLost);
 }
 
 TEST_P(ConnectionClaims, DroppedPeerFailsItsUnfinishedMessage) {
-  Lane lane = open();
+  ConnectionPair pair = open();
   std::atomic<bool> arrived{false};
   std::atomic<int> closings{0};
-  lane.near->receive({[&](const Arrival&) { arrived = true; }, [&](const Error&) { ++closings; }});
+  pair.near->receive({[&](const Arrival&) { arrived = true; }, [&](const Error&) { ++closings; }});
   const auto payload = pattern(4, 64 << 20);
-  const Op sent = lane.far->send(bytes_of("cut"), std::array{slice_of(payload)}, nullptr, {});
-  ASSERT_TRUE(lane.near_loop->drive([&] { return arrived.load(); }, patience()));
-  lane.far.reset();
+  const Op sent = pair.far->send(bytes_of("cut"), std::array{slice_of(payload)}, nullptr, {});
+  ASSERT_TRUE(pair.near_loop->drive([&] { return arrived.load(); }, patience()));
+  pair.far.reset();
   EXPECT_EQ(failure_of(sent).blame(), Blame::Cancelled);
   std::vector<std::byte> got(payload.size());
-  EXPECT_EQ(failure_of(lane.near->accept(std::array{slice_of(got)}, nullptr, {})).blame(),
+  EXPECT_EQ(failure_of(pair.near->accept(std::array{slice_of(got)}, nullptr, {})).blame(),
             Blame::PeerLost);
-  EXPECT_TRUE(lane.near_loop->drive([&] { return closings > 0; }, patience()));
-  flush(*lane.near_loop);
+  EXPECT_TRUE(pair.near_loop->drive([&] { return closings > 0; }, patience()));
+  flush(*pair.near_loop);
   EXPECT_EQ(closings, 1);
 }
 
 TEST_P(ConnectionClaims, DroppedPeerLeavesNoSendPending) {
-  Lane lane = open();
+  ConnectionPair pair = open();
   std::atomic<bool> arrived{false};
-  lane.near->receive({[&](const Arrival&) { arrived = true; }, [](const Error&) {}});
-  lane.far->send(bytes_of("never accepted"), {}, nullptr, {});
-  ASSERT_TRUE(lane.near_loop->drive([&] { return arrived.load(); }, patience()));
-  lane.far->receive({[](const Arrival&) {}, [](const Error&) {}});
+  pair.near->receive({[&](const Arrival&) { arrived = true; }, [](const Error&) {}});
+  pair.far->send(bytes_of("never accepted"), {}, nullptr, {});
+  ASSERT_TRUE(pair.near_loop->drive([&] { return arrived.load(); }, patience()));
+  pair.far->receive({[](const Arrival&) {}, [](const Error&) {}});
   const auto payload = pattern(5, 64 << 20);
-  const Op stuck = lane.near->send({}, std::array{slice_of(payload)}, nullptr, {});
-  const Op behind = lane.near->send({}, {}, nullptr, {});
-  flush(*lane.near_loop);
+  const Op stuck = pair.near->send({}, std::array{slice_of(payload)}, nullptr, {});
+  const Op behind = pair.near->send({}, {}, nullptr, {});
+  flush(*pair.near_loop);
   EXPECT_FALSE(stuck.ended());
-  lane.far.reset();
+  pair.far.reset();
   // The connection may read them in order to discard them, but they end.
   EXPECT_TRUE(stuck.done().synchronize(patience()));
   EXPECT_TRUE(behind.done().synchronize(patience()));
 }
 
 TEST_P(ConnectionClaims, LateReceiveHearsOfTheEnd) {
-  Lane lane = open();
-  lane.far->close(Error(Blame::Cancelled, "gone early"));
-  lane.near->close(Error(Blame::Cancelled, "here too"));
-  flush(*lane.near_loop);
-  Mailbox mail(*lane.near, lane.near_loop);
+  ConnectionPair pair = open();
+  pair.far->close(Error(Blame::Cancelled, "gone early"));
+  pair.near->close(Error(Blame::Cancelled, "here too"));
+  flush(*pair.near_loop);
+  Mailbox mail(*pair.near, pair.near_loop);
   mail.wait_closed();
   EXPECT_EQ(mail.closings(), 1);
 }
 
 TEST_P(ConnectionClaims, BlockingInAHandlerReturnsFalse) {
-  const Lane lane = open();
+  const ConnectionPair pair = open();
   const auto never = std::make_shared<HostFlag>();
-  const Op stuck = lane.near->send({}, {}, nullptr, Fence(never));
+  const Op stuck = pair.near->send({}, {}, nullptr, Fence(never));
   std::promise<bool> result;
   const Deadline limit = patience();
-  lane.near_loop->post([&] { result.set_value(stuck.done().synchronize(limit)); });
+  pair.near_loop->post([&] { result.set_value(stuck.done().synchronize(limit)); });
   EXPECT_FALSE(result.get_future().get());
   EXPECT_FALSE(limit.passed()) << "it waited instead";
   never->raise();

@@ -6,7 +6,7 @@
 #include <string>
 
 #include <weft/tests/conformance/connection/child.h>
-#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/connection_pair.h>
 
 namespace weft::conformance {
 

@@ -295,7 +295,7 @@ bool holds_shared_memory() {
 }
 
 // Listens and connects to itself again and again, and reports each connection.
-void make_lanes_for_ever(Far& far) {
+void make_connections_for_ever(Far& far) {
   for (;;) {
     Harbour harbour(*far.transport->connector(), far.loop);
     const auto one = far.transport->connector()->connect(harbour.address(), {far.loop, patience()});
@@ -310,11 +310,11 @@ void make_lanes_for_ever(Far& far) {
 TEST_P(ConnectionFaults, KilledProcessLeavesNothingBehind) {
   const harness::Folder folder;
   ASSERT_EQ(::setenv("TMPDIR", folder.path().c_str(), 1), 0);
-  for (int lanes = 1; lanes <= 5; ++lanes) {
-    const bool is_started = start(make_lanes_for_ever);
+  for (int connections = 1; connections <= 5; ++connections) {
+    const bool is_started = start(make_connections_for_ever);
     if (!is_started) break;
     Mailbox mail(*near, loop);
-    for (int i = 0; i < lanes; ++i) child->hear();
+    for (int i = 0; i < connections; ++i) child->hear();
     child->kill();
     EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
     near.reset();

@@ -2,7 +2,7 @@
 // When things happen: the two phases of receiving, fences, pins, back-pressure and limits.
 #include <array>
 
-#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/connection_pair.h>
 
 namespace weft::conformance {
 namespace {
@@ -44,33 +44,33 @@ struct Manual {
 
 TEST_P(ConnectionClaims, NextMessageAwaitsAcceptOfTheLast) {
   const auto payload = pattern(1, 1000);
-  const Lane lane = open();
-  const Manual manual(*lane.far);
-  lane.near->send(bytes_of("one"), std::array{slice_of(payload)}, nullptr, {});
-  lane.near->send(bytes_of("two"), {}, nullptr, {});
-  ASSERT_TRUE(manual.wait(*lane.far_loop, 1));
+  const ConnectionPair pair = open();
+  const Manual manual(*pair.far);
+  pair.near->send(bytes_of("one"), std::array{slice_of(payload)}, nullptr, {});
+  pair.near->send(bytes_of("two"), {}, nullptr, {});
+  ASSERT_TRUE(manual.wait(*pair.far_loop, 1));
   EXPECT_EQ(manual.sizes(), std::vector<std::uint64_t>{1000});
-  for (int i = 0; i < 10; ++i) flush(*lane.far_loop);
+  for (int i = 0; i < 10; ++i) flush(*pair.far_loop);
   EXPECT_EQ(manual.count(), 1u);
   std::vector<std::byte> got(1000);
-  expect_good(lane.far->accept(std::array{slice_of(got)}, nullptr, {}));
+  expect_good(pair.far->accept(std::array{slice_of(got)}, nullptr, {}));
   EXPECT_TRUE(same(got, payload));
-  ASSERT_TRUE(manual.wait(*lane.far_loop, 2));
+  ASSERT_TRUE(manual.wait(*pair.far_loop, 2));
   EXPECT_EQ(manual.header(1), "two");
 }
 
 TEST_P(ConnectionClaims, PayloadsLandAtTheirDestinations) {
-  const Lane lane = open();
-  const Manual manual(*lane.far);
+  const ConnectionPair pair = open();
+  const Manual manual(*pair.far);
   std::size_t message = 0;
   for (const std::size_t bytes : {1u, 4096u, 3u << 20}) {
     const auto first = pattern(1, bytes);
     const auto second = pattern(2, bytes + 1);
-    const Op sent = lane.near->send({}, std::array{slice_of(first), slice_of(second)}, nullptr, {});
-    ASSERT_TRUE(manual.wait(*lane.far_loop, ++message));
+    const Op sent = pair.near->send({}, std::array{slice_of(first), slice_of(second)}, nullptr, {});
+    ASSERT_TRUE(manual.wait(*pair.far_loop, ++message));
     std::vector<std::byte> got(2 * bytes + 3, std::byte{0x55});
     const Slice all = slice_of(got);
-    expect_good(lane.far->accept(std::array{all.part(1, bytes), all.part(bytes + 1, bytes + 1)},
+    expect_good(pair.far->accept(std::array{all.part(1, bytes), all.part(bytes + 1, bytes + 1)},
                                  nullptr, {}));
     expect_good(sent);
     std::vector<std::byte> expected{std::byte{0x55}};
@@ -82,18 +82,18 @@ TEST_P(ConnectionClaims, PayloadsLandAtTheirDestinations) {
 }
 
 TEST_P(ConnectionClaims, AcceptWithoutDestinationsDiscards) {
-  const Lane lane = open();
-  const Manual manual(*lane.far);
+  const ConnectionPair pair = open();
+  const Manual manual(*pair.far);
   const auto payload = pattern(3, 3 << 20);
-  const Op large = lane.near->send(bytes_of("large"), std::array{slice_of(payload)}, nullptr, {});
+  const Op large = pair.near->send(bytes_of("large"), std::array{slice_of(payload)}, nullptr, {});
   const Op small =
-      lane.near->send(bytes_of("small"), std::array{slice_of(payload).part(0, 10)}, nullptr, {});
-  lane.near->send(bytes_of("after"), {}, nullptr, {});
-  ASSERT_TRUE(manual.wait(*lane.far_loop, 1));
-  expect_good(lane.far->accept({}, nullptr, {}));
-  ASSERT_TRUE(manual.wait(*lane.far_loop, 2));
-  expect_good(lane.far->accept({}, nullptr, {}));
-  ASSERT_TRUE(manual.wait(*lane.far_loop, 3));
+      pair.near->send(bytes_of("small"), std::array{slice_of(payload).part(0, 10)}, nullptr, {});
+  pair.near->send(bytes_of("after"), {}, nullptr, {});
+  ASSERT_TRUE(manual.wait(*pair.far_loop, 1));
+  expect_good(pair.far->accept({}, nullptr, {}));
+  ASSERT_TRUE(manual.wait(*pair.far_loop, 2));
+  expect_good(pair.far->accept({}, nullptr, {}));
+  ASSERT_TRUE(manual.wait(*pair.far_loop, 3));
   EXPECT_EQ(manual.header(0), "large");
   EXPECT_EQ(manual.header(1), "small");
   EXPECT_EQ(manual.header(2), "after");
@@ -103,42 +103,42 @@ TEST_P(ConnectionClaims, AcceptWithoutDestinationsDiscards) {
 
 TEST_P(ConnectionClaims, RefusedDestinationsKeepTheMessage) {
   const auto payload = pattern(4, 100);
-  const Lane lane = open();
-  const Manual manual(*lane.far);
+  const ConnectionPair pair = open();
+  const Manual manual(*pair.far);
   std::vector<std::byte> got(100);
-  EXPECT_EQ(failure_of(lane.far->accept({}, nullptr, {})).blame(), Blame::Caller)
+  EXPECT_EQ(failure_of(pair.far->accept({}, nullptr, {})).blame(), Blame::Caller)
       << "nothing has arrived";
-  lane.near->send({}, std::array{slice_of(payload)}, nullptr, {});
-  ASSERT_TRUE(manual.wait(*lane.far_loop, 1));
+  pair.near->send({}, std::array{slice_of(payload)}, nullptr, {});
+  ASSERT_TRUE(manual.wait(*pair.far_loop, 1));
   const Slice all = slice_of(got);
   const Slice elsewhere{got.data(), 100, Device::cuda(0)};
   const Slice nowhere{nullptr, 100, Device::host()};
-  EXPECT_EQ(failure_of(lane.far->accept(std::array{all.part(0, 99)}, nullptr, {})).blame(),
+  EXPECT_EQ(failure_of(pair.far->accept(std::array{all.part(0, 99)}, nullptr, {})).blame(),
             Blame::Caller);
-  EXPECT_EQ(failure_of(lane.far->accept(std::array{all, all}, nullptr, {})).blame(), Blame::Caller);
-  EXPECT_EQ(failure_of(lane.far->accept(std::array{nowhere}, nullptr, {})).blame(), Blame::Caller);
-  if (!lane.far->capabilities().device_memory) {
-    EXPECT_EQ(failure_of(lane.far->accept(std::array{elsewhere}, nullptr, {})).blame(),
+  EXPECT_EQ(failure_of(pair.far->accept(std::array{all, all}, nullptr, {})).blame(), Blame::Caller);
+  EXPECT_EQ(failure_of(pair.far->accept(std::array{nowhere}, nullptr, {})).blame(), Blame::Caller);
+  if (!pair.far->capabilities().device_memory) {
+    EXPECT_EQ(failure_of(pair.far->accept(std::array{elsewhere}, nullptr, {})).blame(),
               Blame::Caller);
   }
-  expect_good(lane.far->accept(std::array{all}, nullptr, {}));
+  expect_good(pair.far->accept(std::array{all}, nullptr, {}));
   EXPECT_TRUE(same(got, payload));
-  EXPECT_EQ(failure_of(lane.far->accept(std::array{all}, nullptr, {})).blame(), Blame::Caller)
+  EXPECT_EQ(failure_of(pair.far->accept(std::array{all}, nullptr, {})).blame(), Blame::Caller)
       << "accepted twice";
 }
 
 TEST_P(ConnectionClaims, InPlacePayloadsEqualTheSent) {
   const auto first = pattern(1, 300);
   const auto second = pattern(2, 200);
-  const Lane lane = open();
-  Mailbox near_mail(*lane.near, lane.near_loop);
+  const ConnectionPair pair = open();
+  Mailbox near_mail(*pair.near, pair.near_loop);
   struct Seen {
     std::atomic<bool> done{false};
     bool was_in_place = false;
     std::vector<std::byte> bytes;
   };
   const auto seen = std::make_shared<Seen>();
-  lane.far->receive({[seen, far = lane.far.get()](const Arrival& arrival) {
+  pair.far->receive({[seen, far = pair.far.get()](const Arrival& arrival) {
                        if (arrival.sizes.empty())
                          return static_cast<void>(far->accept({}, nullptr, {}));
                        seen->was_in_place = !arrival.in_place.empty();
@@ -146,8 +146,8 @@ TEST_P(ConnectionClaims, InPlacePayloadsEqualTheSent) {
                        seen->done = true;  // before another thread may accept
                      },
                      [](const Error&) {}});
-  lane.near->send({}, std::array{slice_of(first), slice_of(second)}, nullptr, {});
-  ASSERT_TRUE(lane.far_loop->drive([&] { return seen->done.load(); }, patience()));
+  pair.near->send({}, std::array{slice_of(first), slice_of(second)}, nullptr, {});
+  ASSERT_TRUE(pair.far_loop->drive([&] { return seen->done.load(); }, patience()));
   if (seen->was_in_place) {
     std::vector<std::byte> both = first;
     both.insert(both.end(), second.begin(), second.end());
@@ -155,7 +155,7 @@ TEST_P(ConnectionClaims, InPlacePayloadsEqualTheSent) {
   }
   std::vector<std::byte> got(500);  // with destinations they are copied nevertheless
   const Slice all = slice_of(got);
-  expect_good(lane.far->accept(std::array{all.part(0, 300), all.part(300, 200)}, nullptr, {}));
+  expect_good(pair.far->accept(std::array{all.part(0, 300), all.part(300, 200)}, nullptr, {}));
   EXPECT_TRUE(std::equal(first.begin(), first.end(), got.begin()));
   EXPECT_TRUE(std::equal(second.begin(), second.end(), got.begin() + 300));
 }
@@ -163,15 +163,15 @@ TEST_P(ConnectionClaims, InPlacePayloadsEqualTheSent) {
 TEST_P(ConnectionClaims, DestinationsAreWrittenAfterTheirFence) {
   for (const std::size_t bytes : {64u, 3u << 20}) {
     const auto payload = pattern(5, bytes);
-    const Lane lane = open();
-    const Manual manual(*lane.far);
-    lane.near->send({}, std::array{slice_of(payload)}, nullptr, {});
-    ASSERT_TRUE(manual.wait(*lane.far_loop, 1));
+    const ConnectionPair pair = open();
+    const Manual manual(*pair.far);
+    pair.near->send({}, std::array{slice_of(payload)}, nullptr, {});
+    ASSERT_TRUE(manual.wait(*pair.far_loop, 1));
     std::vector<std::byte> got(bytes, std::byte{0x11});
     const std::vector<std::byte> before = got;
     const auto gate = std::make_shared<HostFlag>();
-    const Op accepted = lane.far->accept(std::array{slice_of(got)}, nullptr, Fence(gate));
-    for (int i = 0; i < 10; ++i) flush(*lane.far_loop);
+    const Op accepted = pair.far->accept(std::array{slice_of(got)}, nullptr, Fence(gate));
+    for (int i = 0; i < 10; ++i) flush(*pair.far_loop);
     EXPECT_FALSE(accepted.ended());
     EXPECT_TRUE(same(got, before));
     gate->raise();
@@ -181,20 +181,20 @@ TEST_P(ConnectionClaims, DestinationsAreWrittenAfterTheirFence) {
 }
 
 TEST_P(ConnectionClaims, PayloadsAreReadInOrderAfterFences) {
-  const Lane lane = open();
-  Mailbox near_mail(*lane.near, lane.near_loop);
-  Mailbox mail(*lane.far, lane.far_loop);
-  warm_up(lane, near_mail, mail);
+  const ConnectionPair pair = open();
+  Mailbox near_mail(*pair.near, pair.near_loop);
+  Mailbox mail(*pair.far, pair.far_loop);
+  warm_up(pair, near_mail, mail);
   std::vector<std::byte> late(2000);
   const auto final = pattern(6, 2000);
   const auto gate = std::make_shared<HostFlag>();
   const auto second_gate = std::make_shared<HostFlag>();
   const Op first =
-      lane.near->send(bytes_of("late"), std::array{slice_of(late)}, nullptr, Fence(gate));
-  const Op second = lane.near->send(bytes_of("ready"), {}, nullptr, {});
-  const Op third = lane.near->send(bytes_of("later"), {}, nullptr, Fence(second_gate));
-  const Op fourth = lane.near->send(bytes_of("last"), {}, nullptr, {});
-  for (int i = 0; i < 10; ++i) flush(*lane.near_loop);
+      pair.near->send(bytes_of("late"), std::array{slice_of(late)}, nullptr, Fence(gate));
+  const Op second = pair.near->send(bytes_of("ready"), {}, nullptr, {});
+  const Op third = pair.near->send(bytes_of("later"), {}, nullptr, Fence(second_gate));
+  const Op fourth = pair.near->send(bytes_of("last"), {}, nullptr, {});
+  for (int i = 0; i < 10; ++i) flush(*pair.near_loop);
   EXPECT_FALSE(first.ended() || second.ended() || third.ended() || fourth.ended());
   EXPECT_EQ(mail.count(), 1u);
   late = final;
@@ -211,23 +211,23 @@ TEST_P(ConnectionClaims, PayloadsAreReadInOrderAfterFences) {
 }
 
 TEST_P(ConnectionClaims, PinsAreHeldExactlyUntilDone) {
-  const Lane lane = open();
-  const Manual manual(*lane.far);
+  const ConnectionPair pair = open();
+  const Manual manual(*pair.far);
   const auto payload = std::make_shared<std::vector<std::byte>>(
       pattern(7, 64 << 20));  // more than any buffer on the way holds
   auto pin = std::make_shared<int>(0);
   const std::weak_ptr<int> watch = pin;
-  const Op sent = lane.near->send({}, std::array{slice_of(*payload)}, std::move(pin), {});
-  ASSERT_TRUE(manual.wait(*lane.far_loop, 1));
-  for (int i = 0; i < 10; ++i) flush(*lane.near_loop);
+  const Op sent = pair.near->send({}, std::array{slice_of(*payload)}, std::move(pin), {});
+  ASSERT_TRUE(manual.wait(*pair.far_loop, 1));
+  for (int i = 0; i < 10; ++i) flush(*pair.near_loop);
   EXPECT_FALSE(sent.ended());
   EXPECT_FALSE(watch.expired());
   std::vector<std::byte> got(payload->size());
   auto far_pin = std::make_shared<int>(0);
   const std::weak_ptr<int> far_watch = far_pin;
   const auto gate = std::make_shared<HostFlag>();
-  const Op accepted = lane.far->accept(std::array{slice_of(got)}, std::move(far_pin), Fence(gate));
-  flush(*lane.far_loop);
+  const Op accepted = pair.far->accept(std::array{slice_of(got)}, std::move(far_pin), Fence(gate));
+  flush(*pair.far_loop);
   EXPECT_FALSE(far_watch.expired());
   gate->raise();
   expect_good(accepted);
@@ -237,17 +237,17 @@ TEST_P(ConnectionClaims, PinsAreHeldExactlyUntilDone) {
 }
 
 TEST_P(ConnectionClaims, InlineMessageIsDoneAtOnce) {
-  const Lane lane = open();
-  const std::size_t bytes = lane.near->capabilities().inline_bytes;
+  const ConnectionPair pair = open();
+  const std::size_t bytes = pair.near->capabilities().inline_bytes;
   if (bytes == 0) GTEST_SKIP() << GetParam() << " sends nothing inline";
-  Mailbox near_mail(*lane.near, lane.near_loop);
-  Mailbox mail(*lane.far, lane.far_loop);
-  warm_up(lane, near_mail, mail);
+  Mailbox near_mail(*pair.near, pair.near_loop);
+  Mailbox mail(*pair.far, pair.far_loop);
+  warm_up(pair, near_mail, mail);
   auto payload = pattern(8, bytes);
   const auto original = payload;
   auto pin = std::make_shared<int>(0);
   const std::weak_ptr<int> watch = pin;
-  const Op sent = lane.near->send({}, std::array{slice_of(payload)}, std::move(pin), {});
+  const Op sent = pair.near->send({}, std::array{slice_of(payload)}, std::move(pin), {});
   EXPECT_TRUE(sent.ended());
   EXPECT_TRUE(sent.done().query());
   EXPECT_TRUE(watch.expired());
@@ -276,8 +276,8 @@ TEST_P(ConnectionClaims, CallsRunNoCallerCode) {
     seen->look();
     ++seen->ended;
   };
-  const Lane lane = open();
-  lane.far->receive({[seen, far = lane.far.get()](const Arrival&) {
+  const ConnectionPair pair = open();
+  pair.far->receive({[seen, far = pair.far.get()](const Arrival&) {
                        seen->look();
                        const Inside inside;
                        far->accept({}, nullptr, {});
@@ -292,32 +292,32 @@ TEST_P(ConnectionClaims, CallsRunNoCallerCode) {
     Op op;
     {
       const Inside inside;
-      op = lane.near->send({}, std::array{slice_of(payload)}, nullptr, {});
+      op = pair.near->send({}, std::array{slice_of(payload)}, nullptr, {});
     }
     op.on_ended(look_at_end);
   }
-  EXPECT_TRUE(lane.near_loop->drive([&] { return seen->ended == kMessages; }, patience()));
+  EXPECT_TRUE(pair.near_loop->drive([&] { return seen->ended == kMessages; }, patience()));
   const auto never = std::make_shared<HostFlag>();
-  const Op stuck = lane.near->send({}, {}, nullptr, Fence(never));
+  const Op stuck = pair.near->send({}, {}, nullptr, Fence(never));
   stuck.on_ended(look_at_end);
   {
     const Inside inside;
-    lane.near->close(Error(Blame::Cancelled, "enough"));
+    pair.near->close(Error(Blame::Cancelled, "enough"));
   }
   failure_of(stuck);
-  EXPECT_TRUE(lane.far_loop->drive([&] { return seen->far_closed.load(); }, patience()));
+  EXPECT_TRUE(pair.far_loop->drive([&] { return seen->far_closed.load(); }, patience()));
   EXPECT_EQ(seen->inside, 0);
 }
 
 TEST_P(ConnectionClaims, FullQueueRefusesSendsWithBusy) {
-  const Lane lane = open();
-  const Manual manual(*lane.far);
+  const ConnectionPair pair = open();
+  const Manual manual(*pair.far);
   const auto payload = pattern(10, 64 << 10);
   std::vector<Op> ops;
-  const std::size_t enough = lane.near->capabilities().max_queued + (64 << 20) / payload.size();
+  const std::size_t enough = pair.near->capabilities().max_queued + (64 << 20) / payload.size();
   for (std::size_t i = 0; i < enough; ++i) {
     ops.push_back(
-        lane.near->send(bytes_of(std::to_string(i)), std::array{slice_of(payload)}, nullptr, {}));
+        pair.near->send(bytes_of(std::to_string(i)), std::array{slice_of(payload)}, nullptr, {}));
     if (ops.back().ended() && ops.back().error()) break;
   }
   const Error full = failure_of(ops.back());
@@ -325,21 +325,21 @@ TEST_P(ConnectionClaims, FullQueueRefusesSendsWithBusy) {
   ops.pop_back();
   EXPECT_FALSE(ops.back().ended());
   for (std::size_t i = 0; i < 50; ++i) {  // the connection is as good as before
-    ASSERT_TRUE(manual.wait(*lane.far_loop, i + 1));
+    ASSERT_TRUE(manual.wait(*pair.far_loop, i + 1));
     std::vector<std::byte> got(payload.size());
-    expect_good(lane.far->accept(std::array{slice_of(got)}, nullptr, {}));
+    expect_good(pair.far->accept(std::array{slice_of(got)}, nullptr, {}));
     ASSERT_TRUE(same(got, payload));
     ASSERT_EQ(manual.header(i), std::to_string(i));
   }
-  lane.near->close(Error(Blame::Cancelled, "the rest is not wanted"));
+  pair.near->close(Error(Blame::Cancelled, "the rest is not wanted"));
   expect_good(ops.front());
   EXPECT_EQ(failure_of(ops.back()).blame(), Blame::Cancelled);
 }
 
 TEST_P(ConnectionClaims, ExceedingLimitsIsTheCallersError) {
-  const Lane lane = open();
-  Mailbox mail(*lane.far, lane.far_loop);
-  const Capabilities& limits = lane.near->capabilities();
+  const ConnectionPair pair = open();
+  Mailbox mail(*pair.far, pair.far_loop);
+  const Capabilities& limits = pair.near->capabilities();
   std::byte somewhere{};
   const std::string header(limits.max_header + 1, 'h');
   const std::vector<Slice> payloads(limits.max_payloads + 1, Slice{&somewhere, 1, Device::host()});
@@ -348,7 +348,7 @@ TEST_P(ConnectionClaims, ExceedingLimitsIsTheCallersError) {
   const Slice whole{&somewhere, ~std::size_t{0}, Device::host()};
   const Slice nowhere{nullptr, 1, Device::host()};
   const auto refused = [&](std::string_view head, std::span<const Slice> slices) {
-    const Op op = lane.near->send(bytes_of(head), slices, nullptr, {});
+    const Op op = pair.near->send(bytes_of(head), slices, nullptr, {});
     EXPECT_TRUE(op.ended());
     return failure_of(op);
   };
@@ -361,7 +361,7 @@ TEST_P(ConnectionClaims, ExceedingLimitsIsTheCallersError) {
     const Slice elsewhere{&somewhere, 1, Device::cuda(0)};
     EXPECT_EQ(refused({}, std::array{elsewhere}).blame(), Blame::Caller);
   }
-  lane.near->send(bytes_of(std::string_view(header).substr(1)), std::span(payloads).subspan(1),
+  pair.near->send(bytes_of(std::string_view(header).substr(1)), std::span(payloads).subspan(1),
                   nullptr, {});
   const Letter letter = mail.next();
   EXPECT_EQ(letter.header.size(), limits.max_header);
@@ -369,11 +369,11 @@ TEST_P(ConnectionClaims, ExceedingLimitsIsTheCallersError) {
 }
 
 TEST_P(ConnectionClaims, ReceivingTwiceIsTheCallersError) {
-  const Lane lane = open();
+  const ConnectionPair pair = open();
   const transport::Connection::Handlers handlers{[](const Arrival&) {}, [](const Error&) {}};
-  lane.far->receive(handlers);
+  pair.far->receive(handlers);
   try {
-    lane.far->receive(handlers);
+    pair.far->receive(handlers);
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Caller);

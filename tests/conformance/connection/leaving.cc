@@ -2,7 +2,7 @@
 #include <map>
 
 #include <weft/tests/conformance/connection/child.h>
-#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/connection_pair.h>
 #include <weft/tests/conformance/connection/leaving.h>
 
 namespace weft::conformance {

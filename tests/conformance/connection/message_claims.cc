@@ -4,19 +4,19 @@
 #include <array>
 #include <thread>
 
-#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/connection_pair.h>
 
 namespace weft::conformance {
 namespace {
 
 TEST_P(ConnectionClaims, CarriesAMessageEachWay) {
-  const Lane lane = open();
-  Mailbox near_mail(*lane.near, lane.near_loop);
-  Mailbox far_mail(*lane.far, lane.far_loop);
+  const ConnectionPair pair = open();
+  Mailbox near_mail(*pair.near, pair.near_loop);
+  Mailbox far_mail(*pair.far, pair.far_loop);
   const auto payload = pattern(1, 256);
   expect_good(
-      lane.near->send(bytes_of("thirteen byte"), std::array{slice_of(payload)}, nullptr, {}));
-  expect_good(lane.far->send(bytes_of("back"), {}, nullptr, {}));
+      pair.near->send(bytes_of("thirteen byte"), std::array{slice_of(payload)}, nullptr, {}));
+  expect_good(pair.far->send(bytes_of("back"), {}, nullptr, {}));
   const Letter there = far_mail.next();
   EXPECT_EQ(there.header, "thirteen byte");
   ASSERT_EQ(there.payloads.size(), 1u);
@@ -29,19 +29,19 @@ TEST_P(ConnectionClaims, CarriesAMessageEachWay) {
 TEST_P(ConnectionClaims, SendsBeforeReceiveArriveInOrder) {
   std::vector<std::vector<std::byte>> payloads;
   for (std::uint32_t i = 0; i < 10; ++i) payloads.push_back(pattern(i, 16 << 10));
-  const Lane lane = open();
+  const ConnectionPair pair = open();
   for (const auto& payload : payloads)
-    lane.near->send({}, std::array{slice_of(payload)}, nullptr, {});
-  Mailbox mail(*lane.far, lane.far_loop);
+    pair.near->send({}, std::array{slice_of(payload)}, nullptr, {});
+  Mailbox mail(*pair.far, pair.far_loop);
   for (const auto& payload : payloads) EXPECT_TRUE(same(mail.next().payloads.at(0), payload));
 }
 
 TEST_P(ConnectionClaims, EmptyMessagesKeepTheirPlace) {
   const auto payload = pattern(4, 13);
-  const Lane lane = open();
-  Mailbox mail(*lane.far, lane.far_loop);
+  const ConnectionPair pair = open();
+  Mailbox mail(*pair.far, pair.far_loop);
   for (int i = 0; i < 100; ++i) {
-    lane.near->send({}, i % 2 == 0 ? std::span<const Slice>() : std::array{slice_of(payload)},
+    pair.near->send({}, i % 2 == 0 ? std::span<const Slice>() : std::array{slice_of(payload)},
                     nullptr, {});
   }
   for (int i = 0; i < 100; ++i) {
@@ -54,14 +54,14 @@ TEST_P(ConnectionClaims, EmptyMessagesKeepTheirPlace) {
 
 TEST_P(ConnectionClaims, EmptyPayloadsAreCounted) {
   const auto payload = pattern(5, 100);
-  const Lane lane = open();
-  Mailbox mail(*lane.far, lane.far_loop);
+  const ConnectionPair pair = open();
+  Mailbox mail(*pair.far, pair.far_loop);
   std::byte somewhere{};
   const Slice at_address{&somewhere, 0, Device::host()};
   const Slice nowhere{nullptr, 0, Device::host()};
-  lane.near->send({}, std::array{at_address}, nullptr, {});
-  lane.near->send({}, std::array{nowhere}, nullptr, {});
-  lane.near->send({}, std::array{slice_of(payload), nowhere, slice_of(payload), at_address},
+  pair.near->send({}, std::array{at_address}, nullptr, {});
+  pair.near->send({}, std::array{nowhere}, nullptr, {});
+  pair.near->send({}, std::array{slice_of(payload), nowhere, slice_of(payload), at_address},
                   nullptr, {});
   EXPECT_EQ(mail.next().payloads, std::vector<std::vector<std::byte>>(1));
   EXPECT_EQ(mail.next().payloads, std::vector<std::vector<std::byte>>(1));
@@ -72,23 +72,23 @@ TEST_P(ConnectionClaims, EmptyPayloadsAreCounted) {
 }
 
 TEST_P(ConnectionClaims, CarriesSixtyFourMebibytes) {
-  const Lane lane = open();
-  Mailbox mail(*lane.far, lane.far_loop);
+  const ConnectionPair pair = open();
+  Mailbox mail(*pair.far, pair.far_loop);
   const auto payload = pattern(6, (64 << 20) + 3);
-  const Op sent = lane.near->send(bytes_of("large"), std::array{slice_of(payload)}, nullptr, {});
+  const Op sent = pair.near->send(bytes_of("large"), std::array{slice_of(payload)}, nullptr, {});
   EXPECT_TRUE(same(mail.next().payloads.at(0), payload));
   expect_good(sent);
 }
 
 TEST_P(ConnectionClaims, MessagesWrapAroundRingsWhole) {
   const auto payload = pattern(7, 40000);
-  const Lane lane = open();
-  Mailbox mail(*lane.far, lane.far_loop);
+  const ConnectionPair pair = open();
+  Mailbox mail(*pair.far, pair.far_loop);
   constexpr std::size_t kMessages = 2000;
   const auto size_of = [](std::size_t i) { return i * 7919 % 40000; };
   for (std::size_t i = 0; i < kMessages; ++i) {
     const Slice part{const_cast<std::byte*>(payload.data()), size_of(i), Device::host()};
-    lane.near->send(bytes_of(std::to_string(i)), std::array{part, part}, nullptr, {});
+    pair.near->send(bytes_of(std::to_string(i)), std::array{part, part}, nullptr, {});
   }
   for (std::size_t i = 0; i < kMessages; ++i) {
     const Letter letter = mail.next();
@@ -103,12 +103,12 @@ TEST_P(ConnectionClaims, MessagesWrapAroundRingsWhole) {
 TEST_P(ConnectionClaims, CarriesALotBothWaysAtOnce) {
   std::vector<std::vector<std::byte>> payloads;
   for (std::uint32_t i = 0; i < 100; ++i) payloads.push_back(pattern(i, 256 << 10));
-  const Lane lane = open();
-  Mailbox near_mail(*lane.near, lane.near_loop);
-  Mailbox far_mail(*lane.far, lane.far_loop);
+  const ConnectionPair pair = open();
+  Mailbox near_mail(*pair.near, pair.near_loop);
+  Mailbox far_mail(*pair.far, pair.far_loop);
   for (const auto& payload : payloads) {
-    lane.near->send(bytes_of("there"), std::array{slice_of(payload)}, nullptr, {});
-    lane.far->send(bytes_of("back"), std::array{slice_of(payload)}, nullptr, {});
+    pair.near->send(bytes_of("there"), std::array{slice_of(payload)}, nullptr, {});
+    pair.far->send(bytes_of("back"), std::array{slice_of(payload)}, nullptr, {});
   }
   for (const auto& payload : payloads) {
     EXPECT_TRUE(same(far_mail.next().payloads.at(0), payload));
@@ -117,7 +117,7 @@ TEST_P(ConnectionClaims, CarriesALotBothWaysAtOnce) {
 }
 
 TEST_P(ConnectionClaims, ManySmallMessagesArriveInOrder) {
-  const Lane lane = open();
+  const ConnectionPair pair = open();
   constexpr std::uint32_t kMessages = 100'000;
   struct Seen {
     std::uint32_t count = 0;
@@ -125,7 +125,7 @@ TEST_P(ConnectionClaims, ManySmallMessagesArriveInOrder) {
     std::atomic<bool> all{false};
   };
   const auto seen = std::make_shared<Seen>();
-  lane.far->receive({[seen, far = lane.far.get()](const Arrival& arrival) {
+  pair.far->receive({[seen, far = pair.far.get()](const Arrival& arrival) {
                        std::uint32_t number = 0;
                        if (arrival.header.size() == sizeof number)
                          std::memcpy(&number, arrival.header.data(), sizeof number);
@@ -137,26 +137,26 @@ TEST_P(ConnectionClaims, ManySmallMessagesArriveInOrder) {
   for (std::uint32_t i = 0; i < kMessages; ++i) {
     for (;;) {
       const Op op =
-          lane.near->send(bytes_of({reinterpret_cast<const char*>(&i), sizeof i}), {}, nullptr, {});
+          pair.near->send(bytes_of({reinterpret_cast<const char*>(&i), sizeof i}), {}, nullptr, {});
       if (!op.ended() || !op.error()) break;
       ASSERT_EQ(op.error()->blame(), Blame::Busy) << op.error()->what();
       std::this_thread::yield();  // the loops' own threads make room
     }
   }
-  EXPECT_TRUE(lane.far_loop->drive([&] { return seen->all.load(); }, patience()));
+  EXPECT_TRUE(pair.far_loop->drive([&] { return seen->all.load(); }, patience()));
   EXPECT_EQ(seen->wrong, 0u);
 }
 
 TEST_P(ConnectionClaims, BothEndsMaySendBeforeReading) {
   const auto payload = pattern(19, 100'000);
-  const Lane lane = open();
-  for (const auto& end : {lane.near, lane.far}) {
+  const ConnectionPair pair = open();
+  for (const auto& end : {pair.near, pair.far}) {
     end->send(bytes_of("header only"), {}, nullptr, {});
     end->send({}, std::array{slice_of(payload)}, nullptr, {});
     end->send(bytes_of("both"), std::array{slice_of(payload), slice_of(payload)}, nullptr, {});
   }
-  Mailbox near_mail(*lane.near, lane.near_loop);
-  Mailbox far_mail(*lane.far, lane.far_loop);
+  Mailbox near_mail(*pair.near, pair.near_loop);
+  Mailbox far_mail(*pair.far, pair.far_loop);
   for (Mailbox* mail : {&near_mail, &far_mail}) {
     EXPECT_EQ(mail->next().header, "header only");
     EXPECT_TRUE(same(mail->next().payloads.at(0), payload));
@@ -168,7 +168,7 @@ TEST_P(ConnectionClaims, BothEndsMaySendBeforeReading) {
 }
 
 TEST_P(ConnectionClaims, MayBeUsedInsideItsOwnHandlers) {
-  const Lane lane = open();
+  const ConnectionPair pair = open();
   constexpr int kRounds = 1000;
   struct Seen {
     int round = 0;  // accessed on the near loop only
@@ -179,13 +179,13 @@ TEST_P(ConnectionClaims, MayBeUsedInsideItsOwnHandlers) {
   const auto text_of = [](const Arrival& arrival) {
     return std::string(reinterpret_cast<const char*>(arrival.header.data()), arrival.header.size());
   };
-  lane.far->receive({[text_of, far = lane.far.get()](const Arrival& arrival) {
+  pair.far->receive({[text_of, far = pair.far.get()](const Arrival& arrival) {
                        const std::string echo = text_of(arrival);
                        far->accept({}, nullptr, {});
                        far->send(bytes_of(echo), {}, nullptr, {});
                      },
                      [](const Error&) {}});
-  lane.near->receive({[text_of, seen, near = lane.near.get()](const Arrival& arrival) {
+  pair.near->receive({[text_of, seen, near = pair.near.get()](const Arrival& arrival) {
                         seen->wrong += text_of(arrival) != std::to_string(seen->round);
                         near->accept({}, nullptr, {});
                         if (++seen->round == kRounds) {
@@ -195,22 +195,22 @@ TEST_P(ConnectionClaims, MayBeUsedInsideItsOwnHandlers) {
                         }
                       },
                       [](const Error&) {}});
-  lane.near->send(bytes_of("0"), {}, nullptr, {});
-  EXPECT_TRUE(lane.near_loop->drive([&] { return seen->finished.load(); }, patience()));
+  pair.near->send(bytes_of("0"), {}, nullptr, {});
+  EXPECT_TRUE(pair.near_loop->drive([&] { return seen->finished.load(); }, patience()));
   EXPECT_EQ(seen->wrong, 0);
 }
 
 TEST_P(ConnectionClaims, EachSendingThreadKeepsItsOrder) {
   const auto payload = pattern(8, 3000);
-  const Lane lane = open();
-  Mailbox mail(*lane.far, lane.far_loop);
+  const ConnectionPair pair = open();
+  Mailbox mail(*pair.far, pair.far_loop);
   constexpr int kThreads = 4;
   constexpr int kMessages = 500;
   std::vector<std::thread> threads;
   for (int thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
       for (int i = 0; i < kMessages; ++i) {
-        lane.near->send(bytes_of(std::to_string(thread) + " " + std::to_string(i)),
+        pair.near->send(bytes_of(std::to_string(thread) + " " + std::to_string(i)),
                         std::array{slice_of(payload)}, nullptr, {});
       }
     });
@@ -227,8 +227,8 @@ TEST_P(ConnectionClaims, EachSendingThreadKeepsItsOrder) {
 }
 
 TEST_P(ConnectionClaims, ReportsItsPeerAndCapabilities) {
-  const Lane lane = open();
-  for (const auto& end : {lane.near, lane.far}) {
+  const ConnectionPair pair = open();
+  for (const auto& end : {pair.near, pair.far}) {
     EXPECT_EQ(end->transport(), name_for_claims(GetParam()));
     EXPECT_FALSE(end->peer().empty());
     EXPECT_GE(end->capabilities().max_header, 1024u);

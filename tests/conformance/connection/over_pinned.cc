@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <weft/tests/conformance/communicator/cuda_ranks.h>
-#include <weft/tests/conformance/connection/staged_lanes.h>
+#include <weft/tests/conformance/connection/staged_pairs.h>
 
 namespace weft::conformance {
 

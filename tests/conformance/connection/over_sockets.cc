@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tcp connections of several sockets each (WEFT_TCP_SOCKETS).
-#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/connection_pair.h>
 #include <weft/transport/tcp/tcp.h>
 
 namespace weft::conformance {

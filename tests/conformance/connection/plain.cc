@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/connection_pair.h>
 
 namespace weft::conformance {
 

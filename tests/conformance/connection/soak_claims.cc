@@ -225,11 +225,11 @@ class ConnectionSoakOfThreads : public ConnectionClaims {};
 TEST_P(ConnectionSoakOfThreads, MixedMessagesArriveWithoutLeaks) {
   if (!why_within_the_process(GetParam()))
     GTEST_SKIP() << GetParam() << " has the same between processes";
-  Lane lane = open();
+  ConnectionPair pair = open();
   std::barrier both(2);
   const auto meet = [&] { both.arrive_and_wait(); };
-  std::thread other([&] { run_end(*transport_, *lane.far, *lane.far_loop, 1, 2, meet); });
-  run_end(*transport_, *lane.near, *lane.near_loop, 2, 1, meet);
+  std::thread other([&] { run_end(*transport_, *pair.far, *pair.far_loop, 1, 2, meet); });
+  run_end(*transport_, *pair.near, *pair.near_loop, 2, 1, meet);
   other.join();
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 using testing::HasSubstr;
 
-std::optional<Error> error_of(const Participant& participant, transport::Bootstrap& store) {
+std::optional<Error> error_of(const InstrumentedRank& participant, transport::Bootstrap& store) {
   try {
     agree_on_file(participant, store, Deadline::in(std::chrono::seconds(60)));
     return std::nullopt;

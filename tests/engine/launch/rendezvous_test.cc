@@ -29,7 +29,7 @@ Rendezvous::Settings settings(int least, int most, int restarts = 0) {
 
 class Nodes : public testing::Test {
  protected:
-  using Place = std::optional<Rendezvous::Place>;
+  using Place = std::optional<Rendezvous::Assignment>;
 
   std::unique_ptr<Rendezvous> make(const std::string& id, const Rendezvous::Settings& how,
                                    int ranks = 2) {

@@ -29,8 +29,8 @@ using Json = nlohmann::json;
 using testing::HasSubstr;
 using trace::Kind;
 using trace::Member;
+using trace::MemberIdentity;
 using trace::Operation;
-using trace::Party;
 
 constexpr int kNoNamespace = 77;
 
@@ -40,8 +40,8 @@ std::vector<int> ranks_to(int size) {
   return ranks;
 }
 
-Party in_group(int rank, int size) { return {"group", "default", rank, ranks_to(size)}; }
-Party agent(int rank) { return {"agent", "worker" + std::to_string(rank), rank, {}}; }
+MemberIdentity in_group(int rank, int size) { return {"group", "default", rank, ranks_to(size)}; }
+MemberIdentity agent(int rank) { return {"agent", "worker" + std::to_string(rank), rank, {}}; }
 
 // Records operations of each kind: ended, failed and under way.
 void work(const Member& member) {
@@ -92,11 +92,11 @@ class DumpFiles : public testing::Test {
     return path;
   }
   // The dump of a process that is each of these parties.
-  std::string dump_of(const std::string& name, const std::vector<Party>& parties,
+  std::string dump_of(const std::string& name, const std::vector<MemberIdentity>& parties,
                       const std::vector<std::string>& jobs = {}) {
     return dump_by(name, [&] {
       for (const std::string& id : jobs) trace::joined_job(id);
-      for (const Party& party : parties) work(Member::join(party));
+      for (const MemberIdentity& party : parties) work(Member::join(party));
     });
   }
   std::vector<std::string> job(const std::string& name, int size) {

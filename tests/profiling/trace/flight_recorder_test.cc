@@ -165,7 +165,7 @@ TEST(Operation, NeedsAMemberAndEndsOnce) {
 }
 
 TEST(Operation, RemadeGroupIsANewGeneration) {
-  const Party party{"group", "again", 0, {0}};
+  const MemberIdentity party{"group", "again", 0, {0}};
   const Member first = Member::join(party);
   const Member second = Member::join(party);
   EXPECT_EQ(first.party(), second.party());
@@ -174,7 +174,7 @@ TEST(Operation, RemadeGroupIsANewGeneration) {
 
 // Otherwise ranks would disagree on the generation: some may have tried more often than others.
 TEST(Operation, FailedGroupReusesItsGeneration) {
-  const Party party{"group", "tried", 0, {0, 1}};
+  const MemberIdentity party{"group", "tried", 0, {0, 1}};
   const Member failed = Member::join(party);
   failed.withdraw();
   EXPECT_FALSE(members().empty()) << "the failed member's operations stay on record";

@@ -56,7 +56,7 @@ class Timeline : public testing::Test {
 };
 
 inline Member member(int rank, int ranks) {
-  Party party{"group", "default", rank, {}};
+  MemberIdentity party{"group", "default", rank, {}};
   for (int i = 0; i < ranks; ++i) party.ranks.push_back(i);
   return Member::join(party);
 }

@@ -470,11 +470,11 @@ TEST_F(Timeline, LeftOversAreRemovedUnlessInUse) {
 
 TEST_F(Timeline, WarnsIfALargerJobIsJoinedLater) {
   const std::string other = "fedcba9876543210";
-  const auto warnings_of = [&](const std::vector<timeline::Place>& later) {
+  const auto warnings_of = [&](const std::vector<timeline::ProcessInJob>& later) {
     std::vector<std::string> warnings;
     const log::Capture capture(
         [&](LogLevel, std::string_view text) { warnings.emplace_back(text); });
-    for (const timeline::Place& place : later) timeline::join(file_, place);
+    for (const timeline::ProcessInJob& place : later) timeline::join(file_, place);
     return warnings;
   };
   run(0, 2, [&] {

@@ -46,8 +46,8 @@ class MeshCost : public testing::Test {
  protected:
   MeshCost() {
     for (const int peer : {1, 2}) {
-      for (const Lane lane : {Lane::Collectives, Lane::Messages}) {
-        core_->post(event::Adopted{peer, lane, std::make_shared<Swallowing>()});
+      for (const Traffic traffic : {Traffic::Collectives, Traffic::Messages}) {
+        core_->post(event::Adopted{peer, traffic, std::make_shared<Swallowing>()});
       }
     }
   }
@@ -62,7 +62,7 @@ class MeshCost : public testing::Test {
     const auto bytes = encode(header_);
     for (const int peer : {2, 1}) {  // the part of rank 2 waits until that of rank 1 is added
       core_->arrived(
-          peer, Lane::Collectives,
+          peer, Traffic::Collectives,
           {bytes, {&kSize, 1}, {reinterpret_cast<const std::byte*>(&kTheirs), sizeof kTheirs}});
     }
     ++header_.sequence;
@@ -135,7 +135,7 @@ TEST_F(MeshCost, FailureInTheCallSaysWhy) {
   header_.call = {Kind::AllReduce, Dtype::Float32, ReduceOp::Max, 0, 4};
   const auto bytes = encode(header_);
   core_->arrived(
-      1, Lane::Collectives,
+      1, Traffic::Collectives,
       {bytes, {&kSize, 1}, {reinterpret_cast<const std::byte*>(&kTheirs), sizeof kTheirs}});
   const Op op = all_reduce();
   ASSERT_TRUE(op.ended());

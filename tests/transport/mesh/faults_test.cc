@@ -59,7 +59,7 @@ TEST_F(MeshFaults, ScriptedPeerCanTakePart) {
   join();
   ASSERT_NE(communicator, nullptr) << join_error->what();
   const Op op = sum();
-  peer.say(Lane::Collectives, part(), 64);
+  peer.say(Traffic::Collectives, part(), 64);
   expect_done(op, "all_reduce");
   EXPECT_EQ(data[15], 1);  // the script sends zeros
 }
@@ -97,18 +97,18 @@ TEST_F(MeshFaults, StrangersAreTurnedAwayAndLogged) {
     hello = script.hello;
     hello.rank = 0;
     greet(hello);
-    script.say_hello(Lane::Messages);
+    script.say_hello(Traffic::Messages);
     hello = script.hello;  // a second hello for the same connection
     greet(hello);
-    script.say_hello(Lane::Collectives);
+    script.say_hello(Traffic::Collectives);
     Header barrier;
     barrier.call.kind = Kind::Barrier;
-    script.say(Lane::Collectives, barrier);
-    script.hear(Lane::Collectives);
+    script.say(Traffic::Collectives, barrier);
+    script.hear(Traffic::Collectives);
   });
   ASSERT_NE(communicator, nullptr) << join_error->what();
   const Op op = sum();
-  peer.say(Lane::Collectives, part(), 64);
+  peer.say(Traffic::Collectives, part(), 64);
   expect_done(op, "all_reduce");
   std::lock_guard lock(mutex);
   std::string all;
@@ -130,9 +130,9 @@ TEST_F(MeshFaults, RankThatNeverJoinsIsNamed) {
 TEST_F(MeshFaults, RankLostWhileJoiningIsNamed) {
   join([](ScriptedPeer& script) {
     script.meet();
-    script.say_hello(Lane::Collectives);
-    script.say_hello(Lane::Messages);
-    script.hear(Lane::Collectives);  // rank 0 waits in its barrier
+    script.say_hello(Traffic::Collectives);
+    script.say_hello(Traffic::Messages);
+    script.hear(Traffic::Collectives);  // rank 0 waits in its barrier
     script.close();
   });
   ASSERT_TRUE(join_error);
@@ -159,7 +159,7 @@ TEST(MeshJoin, AllMissingRanksAreNamed) {
 
 struct Nonsense {
   const char* name;
-  Lane lane;
+  Traffic traffic;
   std::function<Header(Header part)> header;
   std::size_t payload;
   Blame blame = Blame::Protocol;
@@ -175,7 +175,7 @@ TEST_P(MeshNonsense, BreaksOnlyTheCommunicator) {
   const Op op = sum();
   const Op receive =
       communicator->point_to_point()->recv(elements_of(more, Dtype::Float32), 1, 5, Pin(), Fence());
-  peer.say(nonsense.lane, nonsense.header(part()), nonsense.payload);
+  peer.say(nonsense.traffic, nonsense.header(part()), nonsense.payload);
   for (const Op& one : {op, receive}) {
     const Error error = expect_failed(one, "an operation whose peer sends nonsense");
     EXPECT_EQ(error.blame(), nonsense.blame) << error.what();
@@ -194,35 +194,37 @@ Header with(Type type, std::uint64_t bytes = 0, std::uint64_t sequence = 0) {
 
 INSTANTIATE_TEST_SUITE_P(
     Mesh, MeshNonsense,
-    testing::Values(
-        Nonsense{"UnexpectedPart", Lane::Collectives, [](Header h) { return h.number = 1, h; }, 64},
-        Nonsense{"PartFarBeyondTheLast", Lane::Collectives,
-                 [](Header h) { return h.number = ~0u, h; }, 64},
-        Nonsense{"PartOfAnotherSize", Lane::Collectives, [](Header h) { return h; }, 60,
-                 Blame::Caller},
-        Nonsense{"EndedOperation", Lane::Collectives, [](Header h) { return h.sequence = 0, h; },
-                 64, Blame::Caller},
-        Nonsense{"MessageOnCollectivesConnection", Lane::Collectives,
-                 [](Header) { return with(Type::Eager, 8); }, 8},
-        Nonsense{"CollectiveOnMessagesConnection", Lane::Messages, [](Header h) { return h; }, 64},
-        Nonsense{"UnknownType", Lane::Messages, [](Header) { return with(static_cast<Type>(99)); },
-                 0},
-        Nonsense{"EagerMessageTooLong", Lane::Messages,
-                 [](Header) { return with(Type::Eager, kEagerBytes + 1); }, kEagerBytes + 1},
-        Nonsense{"ClearWithoutRequest", Lane::Messages,
-                 [](Header) { return with(Type::Clear, 0, 7); }, 0},
-        Nonsense{"PayloadWithoutRequest", Lane::Messages,
-                 [](Header) { return with(Type::Payload, 16, 7); }, 16},
-        Nonsense{"CreditBeyondTheLimit", Lane::Messages,
-                 [](Header) { return with(Type::Credit, ~std::uint64_t{0}); }, 0},
-        Nonsense{"RequestWithPayload", Lane::Messages,
-                 [](Header) { return with(Type::Request, 16, 7); }, 16}),
+    testing::Values(Nonsense{"UnexpectedPart", Traffic::Collectives,
+                             [](Header h) { return h.number = 1, h; }, 64},
+                    Nonsense{"PartFarBeyondTheLast", Traffic::Collectives,
+                             [](Header h) { return h.number = ~0u, h; }, 64},
+                    Nonsense{"PartOfAnotherSize", Traffic::Collectives, [](Header h) { return h; },
+                             60, Blame::Caller},
+                    Nonsense{"EndedOperation", Traffic::Collectives,
+                             [](Header h) { return h.sequence = 0, h; }, 64, Blame::Caller},
+                    Nonsense{"MessageOnCollectivesConnection", Traffic::Collectives,
+                             [](Header) { return with(Type::Eager, 8); }, 8},
+                    Nonsense{"CollectiveOnMessagesConnection", Traffic::Messages,
+                             [](Header h) { return h; }, 64},
+                    Nonsense{"UnknownType", Traffic::Messages,
+                             [](Header) { return with(static_cast<Type>(99)); }, 0},
+                    Nonsense{"EagerMessageTooLong", Traffic::Messages,
+                             [](Header) { return with(Type::Eager, kEagerBytes + 1); },
+                             kEagerBytes + 1},
+                    Nonsense{"ClearWithoutRequest", Traffic::Messages,
+                             [](Header) { return with(Type::Clear, 0, 7); }, 0},
+                    Nonsense{"PayloadWithoutRequest", Traffic::Messages,
+                             [](Header) { return with(Type::Payload, 16, 7); }, 16},
+                    Nonsense{"CreditBeyondTheLimit", Traffic::Messages,
+                             [](Header) { return with(Type::Credit, ~std::uint64_t{0}); }, 0},
+                    Nonsense{"RequestWithPayload", Traffic::Messages,
+                             [](Header) { return with(Type::Request, 16, 7); }, 16}),
     [](const auto& one) { return one.param.name; });
 
 TEST_F(MeshFaults, ExceedingTheCreditIsRefused) {
   join();
   for (std::size_t sent = 0; sent <= kCredit; sent += kEagerBytes) {
-    peer.say(Lane::Messages, with(Type::Eager, kEagerBytes), kEagerBytes);
+    peer.say(Traffic::Messages, with(Type::Eager, kEagerBytes), kEagerBytes);
   }
   expect_broken(Blame::Protocol, "exceeds its credit");
 }
@@ -230,7 +232,7 @@ TEST_F(MeshFaults, ExceedingTheCreditIsRefused) {
 TEST_F(MeshFaults, AnnouncementsAreBounded) {
   join();
   for (std::uint64_t i = 0; i <= kMaxRequests; ++i)
-    peer.say(Lane::Messages, with(Type::Request, 1 << 20, i));
+    peer.say(Traffic::Messages, with(Type::Request, 1 << 20, i));
   expect_broken(Blame::Protocol, "too many announcements");
 }
 
@@ -239,9 +241,9 @@ TEST_F(MeshFaults, WronglyAnnouncedSizeIsRefused) {
   std::vector<float> more(4);
   const Op receive =
       communicator->point_to_point()->recv(elements_of(more, Dtype::Float32), 1, 0, Pin(), Fence());
-  peer.say(Lane::Messages, with(Type::Request, 16, 3));
-  EXPECT_EQ(peer.hear(Lane::Messages).header.type, Type::Clear);
-  peer.say(Lane::Messages, with(Type::Payload, 12, 3), 12);
+  peer.say(Traffic::Messages, with(Type::Request, 16, 3));
+  EXPECT_EQ(peer.hear(Traffic::Messages).header.type, Type::Clear);
+  peer.say(Traffic::Messages, with(Type::Payload, 12, 3), 12);
   EXPECT_EQ(expect_failed(receive, "recv").blame(), Blame::Protocol);
 }
 
@@ -252,13 +254,13 @@ TEST_F(MeshFaults, DtypeMismatchBreaksBothSides) {
                                                           0, Pin(), Fence());
   Header integers = with(Type::Request, 16, 3);
   integers.call.dtype = Dtype::Int32;
-  peer.say(Lane::Messages, integers);
+  peer.say(Traffic::Messages, integers);
   const Error error = expect_failed(receive, "recv");
   EXPECT_EQ(error.blame(), Blame::Caller);
   EXPECT_THAT(error.text(),
               HasSubstr("sent a message of int32 (tag 0), which rank 0 receives as float32"));
   EXPECT_EQ(expect_failed(sum(), "a later operation").blame(), Blame::Caller);
-  const Message told = peer.hear(Lane::Collectives);
+  const Message told = peer.hear(Traffic::Collectives);
   EXPECT_EQ(told.header.type, Type::Failure);
   EXPECT_EQ(told.header.blame, Blame::Caller);
 }
@@ -266,7 +268,7 @@ TEST_F(MeshFaults, DtypeMismatchBreaksBothSides) {
 TEST_F(MeshFaults, PeersReasonIsPassedOn) {
   join();
   const Op op = sum();
-  peer.say_raw(Lane::Collectives, encode_failure(Error(Blame::Caller, "wrong weather")));
+  peer.say_raw(Traffic::Collectives, encode_failure(Error(Blame::Caller, "wrong weather")));
   const Error error = expect_failed(op, "all_reduce");
   EXPECT_EQ(error.blame(), Blame::Caller);
   EXPECT_THAT(error.text(), HasSubstr("rank 1 has given up: wrong weather"));
@@ -276,7 +278,7 @@ TEST_F(MeshFaults, PeersReasonIsPassedOn) {
 TEST_F(MeshFaults, RanksNamedByAPeerArePassedOn) {
   join();
   const Op op = sum();
-  peer.say_raw(Lane::Collectives,
+  peer.say_raw(Traffic::Collectives,
                encode_failure(Error(Blame::PeerLost, "rank 0 is lost").with_ranks({0})));
   EXPECT_THAT(expect_failed(op, "all_reduce").ranks(), ElementsAre(0));
 }
@@ -284,7 +286,7 @@ TEST_F(MeshFaults, RanksNamedByAPeerArePassedOn) {
 TEST_F(MeshFaults, PeerThatCancelsIsTheLostOne) {
   join();
   const Op op = sum();
-  peer.say_raw(Lane::Collectives, encode_failure(Error(Blame::Cancelled, "enough")));
+  peer.say_raw(Traffic::Collectives, encode_failure(Error(Blame::Cancelled, "enough")));
   const Error error = expect_failed(op, "all_reduce");
   EXPECT_EQ(error.blame(), Blame::PeerLost);
   EXPECT_THAT(error.ranks(), ElementsAre(1));
@@ -305,13 +307,13 @@ TEST_F(MeshFaults, LostPeerEndsPendingInEveryPhase) {
       messages.send(elements_of(large, Dtype::Float32), 1, 2, Pin(), Fence()));  // not cleared
   ops.push_back(
       messages.recv(elements_of(large, Dtype::Float32), 1, 3, Pin(), Fence()));  // cleared
-  peer.say(Lane::Messages, [] {
+  peer.say(Traffic::Messages, [] {
     Header header = with(Type::Request, 4 << 20, 1);
     header.call.root = 3;
     return header;
   }());
-  EXPECT_EQ(peer.hear(Lane::Messages).header.type, Type::Request);
-  EXPECT_EQ(peer.hear(Lane::Messages).header.type, Type::Clear);
+  EXPECT_EQ(peer.hear(Traffic::Messages).header.type, Type::Request);
+  EXPECT_EQ(peer.hear(Traffic::Messages).header.type, Type::Clear);
   peer.close();
   for (const Op& op : ops) {
     const Error error = expect_failed(op, "an operation whose peer is lost");
@@ -329,7 +331,7 @@ TEST_F(MeshFaults, EarlierMessagesOutliveTheirSender) {
   join();
   PointToPoint& messages = *communicator->point_to_point();
   std::vector<float> small(4, 7), more(4);
-  peer.say(Lane::Messages, with(Type::Eager, 16), 16);
+  peer.say(Traffic::Messages, with(Type::Eager, 16), 16);
   const Op behind = messages.recv(elements_of(more, Dtype::Float32), 1, 1, Pin(), Fence());
   peer.close();
   EXPECT_EQ(expect_failed(behind, "a receive of a message that was never sent").blame(),
@@ -347,7 +349,7 @@ TEST_F(MeshFaults, DelayedPartOfALostPeerStillCounts) {
   ASSERT_EQ(ways.size(), 2u);
   const Op op = sum();
   ways[0].hold_at(ways[0].written());
-  peer.say(Lane::Collectives, part(), 64);
+  peer.say(Traffic::Collectives, part(), 64);
   peer.close();
   const Op behind = communicator->barrier(Fence());
   EXPECT_FALSE(op.done().synchronize(Deadline::in(std::chrono::milliseconds(100))))
@@ -361,7 +363,7 @@ TEST_F(MeshFaults, DelayedPartOfALostPeerStillCounts) {
 TEST_F(MeshFaults, PeerWithOneConnectionLeftIsLost) {
   join();
   const Op op = sum();
-  peer.close(Lane::Messages);
+  peer.close(Traffic::Messages);
   EXPECT_EQ(expect_failed(op, "an operation with a peer that has closed one connection").blame(),
             Blame::PeerLost);
 }
@@ -374,8 +376,8 @@ TEST_F(MeshFaults, LateRankIsNamedAndBreaksTheGroup) {
   EXPECT_THAT(error.text(), HasSubstr("still expected: rank 1"));
   EXPECT_THAT(error.ranks(), ElementsAre(1));
   expect_broken(Blame::Timeout, "700 ms");
-  Message told = peer.hear(Lane::Collectives);
-  while (told.header.type == Type::Collective) told = peer.hear(Lane::Collectives);
+  Message told = peer.hear(Traffic::Collectives);
+  while (told.header.type == Type::Collective) told = peer.hear(Traffic::Collectives);
   EXPECT_EQ(told.header.type, Type::Failure);
   EXPECT_EQ(told.header.blame, Blame::Timeout);
   EXPECT_THAT(told.about, ElementsAre(1));
@@ -412,8 +414,8 @@ TEST_F(MeshFaults, AbortEndsAllAndTellsThePeer) {
     EXPECT_THAT(error.text(), HasSubstr("enough"));
   }
   gate->raise();  // the operations that waited for it are over
-  Message told = peer.hear(Lane::Collectives);
-  while (told.header.type == Type::Collective) told = peer.hear(Lane::Collectives);
+  Message told = peer.hear(Traffic::Collectives);
+  while (told.header.type == Type::Collective) told = peer.hear(Traffic::Collectives);
   EXPECT_EQ(told.header.type, Type::Failure);
   EXPECT_THAT(told.text, HasSubstr("enough"));
 }

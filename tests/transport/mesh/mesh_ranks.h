@@ -109,35 +109,35 @@ class ScriptedPeer {
   std::shared_ptr<Connection> connect() {
     return transport_->connector()->connect(address_, {.loop = loop_, .deadline = soon()});
   }
-  void say_hello(Lane lane) {
-    auto& connection = lanes_[static_cast<std::size_t>(lane)] = connect();
-    hello.lane = lane;
+  void say_hello(Traffic traffic) {
+    auto& connection = connections_[static_cast<std::size_t>(traffic)] = connect();
+    hello.traffic = traffic;
     connection->send(encode(hello), {}, Pin(), Fence());
-    receive(connection, lane);
+    receive(connection, traffic);
   }
   // Joins: meets, sends both hellos, and passes the barrier at the end of joining.
   void join() {
     meet();
-    for (const Lane lane : {Lane::Collectives, Lane::Messages}) say_hello(lane);
+    for (const Traffic traffic : {Traffic::Collectives, Traffic::Messages}) say_hello(traffic);
     Header barrier;
     barrier.call.kind = Kind::Barrier;
-    say(Lane::Collectives, barrier);
-    hear(Lane::Collectives);
+    say(Traffic::Collectives, barrier);
+    hear(Traffic::Collectives);
   }
 
-  Op say(Lane lane, const Header& header, std::size_t payload_bytes = 0) {
+  Op say(Traffic traffic, const Header& header, std::size_t payload_bytes = 0) {
     const auto payload = std::make_shared<std::vector<std::byte>>(payload_bytes);
     const Slice slice{payload->data(), payload_bytes, Device::host()};
-    return lanes_[static_cast<std::size_t>(lane)]->send(
+    return connections_[static_cast<std::size_t>(traffic)]->send(
         encode(header), {&slice, payload_bytes > 0 ? std::size_t{1} : 0}, payload, Fence());
   }
-  Op say_raw(Lane lane, const std::vector<std::byte>& header) {
-    return lanes_[static_cast<std::size_t>(lane)]->send(header, {}, Pin(), Fence());
+  Op say_raw(Traffic traffic, const std::vector<std::byte>& header) {
+    return connections_[static_cast<std::size_t>(traffic)]->send(header, {}, Pin(), Fence());
   }
   // Returns the next message of the connection, without its payload.
-  Message hear(Lane lane) {
+  Message hear(Traffic traffic) {
     std::unique_lock lock(mutex_);
-    auto& seen = seen_[static_cast<std::size_t>(lane)];
+    auto& seen = seen_[static_cast<std::size_t>(traffic)];
     EXPECT_TRUE(changed_.wait_until(lock, soon().point(), [&] { return !seen.empty(); }))
         << "rank 0 sends nothing";
     if (seen.empty()) return {};
@@ -146,24 +146,24 @@ class ScriptedPeer {
     return message;
   }
   void close() {
-    for (const Lane lane : {Lane::Collectives, Lane::Messages}) close(lane);
+    for (const Traffic traffic : {Traffic::Collectives, Traffic::Messages}) close(traffic);
   }
-  void close(Lane lane) {
-    const auto& connection = lanes_[static_cast<std::size_t>(lane)];
+  void close(Traffic traffic) {
+    const auto& connection = connections_[static_cast<std::size_t>(traffic)];
     if (connection) connection->close(Error(Blame::Cancelled, "the script ends"));
   }
 
   Hello hello;
 
  private:
-  void receive(const std::shared_ptr<Connection>& connection, Lane lane) {
+  void receive(const std::shared_ptr<Connection>& connection, Traffic traffic) {
     auto greeted = std::make_shared<bool>(false);
     connection->receive(
-        {[this, weak = std::weak_ptr(connection), lane, greeted](const Arrival& arrival) {
+        {[this, weak = std::weak_ptr(connection), traffic, greeted](const Arrival& arrival) {
            if (*greeted) {
              auto message = decode(arrival.header, arrival.sizes, 2);
              std::lock_guard lock(mutex_);
-             if (message) seen_[static_cast<std::size_t>(lane)].push_back(message.value());
+             if (message) seen_[static_cast<std::size_t>(traffic)].push_back(message.value());
              changed_.notify_all();
            }
            *greeted = true;
@@ -177,9 +177,9 @@ class ScriptedPeer {
   std::string address_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Message> seen_[kLanes];
+  std::deque<Message> seen_[kConnectionsPerPair];
   std::shared_ptr<EventLoop> loop_ = std::make_shared<EventLoop>("scripted");
-  std::shared_ptr<Connection> lanes_[kLanes];
+  std::shared_ptr<Connection> connections_[kConnectionsPerPair];
 };
 
 }  // namespace weft::transport::mesh

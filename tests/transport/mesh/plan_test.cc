@@ -81,7 +81,7 @@ class World {
     Plan::Step& step = of(rank).plan.steps()[index];
     if (step.action == Plan::Action::Send) {
       step.state = Plan::State::Started;
-      lanes_[{rank, step.peer}].push_back(index);
+      queues_[{rank, step.peer}].push_back(index);
     } else if (step.action == Plan::Action::Copy) {
       if (step.bytes > 0) std::memmove(step.data, step.from, step.bytes);
       done(rank, index);
@@ -100,23 +100,23 @@ class World {
 
   std::vector<std::pair<int, int>> turns_that_can() {
     std::vector<std::pair<int, int>> turns;
-    for (auto& [lane, queue] : lanes_) {
+    for (auto& [link, queue] : queues_) {
       if (queue.empty()) continue;
-      const Plan::Step& sent = of(lane.first).plan.steps()[queue.front()];
-      Plan::Step* const expected = of(lane.second).plan.expected(lane.first, sent.number);
+      const Plan::Step& sent = of(link.first).plan.steps()[queue.front()];
+      Plan::Step* const expected = of(link.second).plan.expected(link.first, sent.number);
       if (expected == nullptr || expected->state != Plan::State::Waiting ||
           expected->bytes != sent.bytes) {
-        ADD_FAILURE() << "rank " << lane.second << " does not expect part " << sent.number << " of "
-                      << sent.bytes << " bytes from rank " << lane.first;
+        ADD_FAILURE() << "rank " << link.second << " does not expect part " << sent.number << " of "
+                      << sent.bytes << " bytes from rank " << link.first;
         return {};
       }
-      if (expected->waits_for == 0) turns.push_back(lane);
+      if (expected->waits_for == 0) turns.push_back(link);
     }
     return turns;
   }
 
   void take(int from, int to) {
-    auto& queue = lanes_[{from, to}];
+    auto& queue = queues_[{from, to}];
     const Plan::Index sent = queue.front();
     queue.erase(queue.begin());
     const Plan::Step& source = of(from).plan.steps()[sent];
@@ -131,7 +131,7 @@ class World {
     done(to, plan.index_of(target));
   }
 
-  std::map<std::pair<int, int>, std::vector<Plan::Index>> lanes_;
+  std::map<std::pair<int, int>, std::vector<Plan::Index>> queues_;
   std::mt19937 random_;
 };
 

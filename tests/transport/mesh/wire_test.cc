@@ -115,15 +115,15 @@ TEST(Wire, OnlyAWellFormedHelloRoundTrips) {
   hello.secret.fill(std::byte{0x5a});
   hello.rank = 2;
   hello.ranks = 3;
-  hello.lane = Lane::Messages;
+  hello.traffic = Traffic::Messages;
   const auto bytes = encode(hello);
   const auto back = decode_hello(bytes);
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(back.value().secret, hello.secret);
   EXPECT_EQ(back.value().rank, 2u);
   EXPECT_EQ(back.value().ranks, 3u);
-  EXPECT_EQ(back.value().lane, Lane::Messages);
-  for (const std::size_t byte : {0u, 4u, 6u, 7u, 8u}) {  // magic, version, lane, zero, rank
+  EXPECT_EQ(back.value().traffic, Traffic::Messages);
+  for (const std::size_t byte : {0u, 4u, 6u, 7u, 8u}) {  // magic, version, traffic, zero, rank
     auto wrong = bytes;
     wrong[byte] = std::byte{0x71};
     EXPECT_FALSE(decode_hello(wrong).ok()) << byte;

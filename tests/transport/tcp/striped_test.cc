@@ -45,7 +45,7 @@ std::unique_ptr<ByteStream> striped(const std::shared_ptr<EventLoop>& loop,
                                     const Settings& settings = {}) {
   std::vector<std::unique_ptr<TcpStream>> streams;
   for (std::size_t i = 0; i < sockets.size(); ++i) {
-    const Part part{7, static_cast<std::uint16_t>(i), static_cast<std::uint16_t>(sockets.size())};
+    const Stripe part{7, static_cast<std::uint16_t>(i), static_cast<std::uint16_t>(sockets.size())};
     streams.push_back(
         std::make_unique<TcpStream>(loop, std::move(sockets[i]), "the other", settings, part));
   }
@@ -433,7 +433,7 @@ TEST(StripedLane, AbandonedDialsLeaveNothing) {
 
 struct Said {
   Descriptor socket;
-  Part part;
+  Stripe part;
 };
 
 // Accepts a socket and reads its greeting.
@@ -442,7 +442,7 @@ Said accept_at(const Descriptor& door) {
   Greeting greeting;
   while (greeting.receive(said.socket.get()) == Greeting::Progress::Wants) {
   }
-  said.part = greeting.part();
+  said.part = greeting.stripe();
   return said;
 }
 
@@ -461,9 +461,9 @@ TEST(StripedLane, RetriesIfOneSocketIsNotTaken) {
     std::sort(taken.begin(), taken.end(),
               [](const Said& x, const Said& y) { return x.part.index < y.part.index; });
     for (std::uint16_t i = 0; i < 2; ++i) {
-      EXPECT_EQ(taken[i].part, (Part{taken[0].part.lane, i, 2}));
+      EXPECT_EQ(taken[i].part, (Stripe{taken[0].part.connection_key, i, 2}));
     }
-    lanes.insert(taken[0].part.lane);
+    lanes.insert(taken[0].part.connection_key);
     ASSERT_EQ(::send(taken[0].socket.get(), answer.data(), answer.size(), 0),
               static_cast<ssize_t>(answer.size()));
     if (takes_both) {
@@ -527,7 +527,7 @@ TEST(StripedLane, UnwatchableSocketEndsTheConnection) {
 }
 
 // Connects to a listener and sends a greeting, as a stranger or a peer.
-Descriptor greet(const Lobby& lobby, const Part& part, const Identity& identity = {}) {
+Descriptor greet(const Lobby& lobby, const Stripe& part, const Identity& identity = {}) {
   Descriptor socket = raw_connect(lobby.port());
   const auto greeting = Greeting::encode(identity, part);
   EXPECT_EQ(::send(socket.get(), greeting.data(), greeting.size(), 0),

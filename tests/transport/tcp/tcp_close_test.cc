@@ -29,7 +29,7 @@ Settings endless() {
 // A closed connection that remains keeps its socket.
 class TcpClose : public testing::Test {
  protected:
-  void lane_over(Descriptor socket, const Settings& settings) {
+  void connection_over(Descriptor socket, const Settings& settings) {
     loop = make_loop();
     connection =
         connect_over(std::make_unique<TcpStream>(loop, std::move(socket), "the other", settings),
@@ -62,7 +62,7 @@ class TcpClose : public testing::Test {
 
 TEST_F(TcpClose, ForgetfulPeerLeavesNothing) {
   auto [one, other] = tcp_pair();
-  lane_over(std::move(one), endless());
+  connection_over(std::move(one), endless());
   if (!forget(std::move(other))) GTEST_SKIP() << kMayNotForget;
   close();
 }
@@ -71,7 +71,7 @@ TEST_F(TcpClose, SilentPeerIsGivenUpAfterTheLinger) {
   auto [one, silent] = tcp_pair();
   Settings settings = endless();
   settings.linger = milliseconds(300);
-  lane_over(std::move(one), settings);
+  connection_over(std::move(one), settings);
   close();
 }
 

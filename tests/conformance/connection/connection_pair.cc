@@ -2,7 +2,7 @@
 #include <cstring>
 #include <future>
 
-#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/connection_pair.h>
 #include <weft/tests/harness/interface.h>
 
 namespace weft::conformance {
@@ -54,20 +54,20 @@ std::shared_ptr<Connection> Harbour::next() {
   return first;
 }
 
-Lane open_lane(transport::Connector& connector) {
-  Lane lane;
-  lane.near_loop = std::make_shared<EventLoop>("near");
-  lane.far_loop = std::make_shared<EventLoop>("far");
-  Harbour harbour(connector, lane.far_loop);
-  lane.near = connector.connect(harbour.address(), {lane.near_loop, patience()});
-  lane.far = harbour.next();
-  return lane;
+ConnectionPair open_pair(transport::Connector& connector) {
+  ConnectionPair pair;
+  pair.near_loop = std::make_shared<EventLoop>("near");
+  pair.far_loop = std::make_shared<EventLoop>("far");
+  Harbour harbour(connector, pair.far_loop);
+  pair.near = connector.connect(harbour.address(), {pair.near_loop, patience()});
+  pair.far = harbour.next();
+  return pair;
 }
 
-void warm_up(const Lane& lane, Mailbox& near_mail, Mailbox& far_mail) {
-  lane.near->send(bytes_of("ping"), {}, nullptr, {});
+void warm_up(const ConnectionPair& pair, Mailbox& near_mail, Mailbox& far_mail) {
+  pair.near->send(bytes_of("ping"), {}, nullptr, {});
   EXPECT_EQ(far_mail.next().header, "ping");
-  lane.far->send(bytes_of("pong"), {}, nullptr, {});
+  pair.far->send(bytes_of("pong"), {}, nullptr, {});
   EXPECT_EQ(near_mail.next().header, "pong");
 }
 

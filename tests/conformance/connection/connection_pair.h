@@ -48,7 +48,7 @@ ClaimsMemory memory_for_claims(transport::Transport& on, std::size_t bytes);
 void forget_for_claims(transport::Transport& on);
 
 // Both ends of a connection: `near` connected, `far` was accepted.
-struct Lane {
+struct ConnectionPair {
   std::shared_ptr<EventLoop> near_loop;
   std::shared_ptr<EventLoop> far_loop;
   std::shared_ptr<Connection> near;
@@ -71,7 +71,7 @@ class Harbour {
   std::unique_ptr<transport::Listener> listener_;
 };
 
-Lane open_lane(transport::Connector& connector);
+ConnectionPair open_pair(transport::Connector& connector);
 
 class ConnectionClaims : public testing::TestWithParam<std::string> {
  protected:
@@ -79,7 +79,7 @@ class ConnectionClaims : public testing::TestWithParam<std::string> {
       : transport_(open_for_claims(GetParam())), connector_(*transport_->connector()) {}
 
   // Memory sent without waiting for its Op must outlive the connection: declare it first.
-  Lane open() { return open_lane(connector_); }
+  ConnectionPair open() { return open_pair(connector_); }
   std::shared_ptr<Connection> connect(const std::string& address,
                                       const std::shared_ptr<EventLoop>& loop,
                                       Deadline deadline = patience()) {
@@ -91,7 +91,7 @@ class ConnectionClaims : public testing::TestWithParam<std::string> {
 };
 
 // Exchanges a message each way, after which sends on the connection may start at once.
-void warm_up(const Lane& lane, Mailbox& near_mail, Mailbox& far_mail);
+void warm_up(const ConnectionPair& pair, Mailbox& near_mail, Mailbox& far_mail);
 // Returns once everything posted to the loop before this call has run.
 void flush(EventLoop& loop);
 // Compares contents; a failure does not print megabytes.

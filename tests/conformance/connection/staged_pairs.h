@@ -3,7 +3,7 @@
 // be shared, on a fake GPU or a real one.
 #pragma once
 
-#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/connection_pair.h>
 #include <weft/tests/harness/fake_driver.h>
 #include <weft/transport/staged/staged_connection.h>
 
