@@ -11,6 +11,8 @@
 #include <atomic>
 #include <mutex>
 
+#include <weft/base/mutex.h>
+
 namespace weft {
 
 // A thread that holds one may lock only those listed after it.
@@ -27,7 +29,7 @@ enum class ForkOrder {
   Config,
 };
 
-class ForkMutex {
+class WEFT_LOCKABLE ForkMutex {
  public:
   constexpr explicit ForkMutex(ForkOrder order) : order_(order) {}
   ForkMutex(const ForkMutex&) = delete;
@@ -35,11 +37,11 @@ class ForkMutex {
   // A ForkMutex lives as long as the process.
   ~ForkMutex() = default;
 
-  void lock() {
+  void lock() WEFT_ACQUIRES() WEFT_UNCHECKED_LOCKING {
     if (!enrolled_.load(std::memory_order_acquire)) enroll();
     if (!is_off()) mutex_.lock();
   }
-  void unlock() {
+  void unlock() WEFT_RELEASES() WEFT_UNCHECKED_LOCKING {
     if (!is_off()) mutex_.unlock();
   }
 

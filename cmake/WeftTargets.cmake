@@ -17,6 +17,9 @@ target_compile_options(weft_flags INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wnon-virtual-dtor;-Wno-missing-field-initializers>"
   "$<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=;-ffile-prefix-map=${PROJECT_BINARY_DIR}/include/weft/=>"
   "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${WEFT_WARNINGS_AS_ERRORS}>>:-Werror>")
+# Clang checks the annotations of base/mutex.h.
+target_compile_options(weft_flags INTERFACE
+  "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:Clang>>:-Wthread-safety>")
 # Clang warns about a deprecated function that libstdc++ 12 itself calls in std::stable_sort and
 # similar functions; g++ does not.
 target_compile_options(weft_flags INTERFACE

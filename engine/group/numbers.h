@@ -5,9 +5,10 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
+
+#include <weft/base/mutex.h>
 
 namespace weft::group {
 
@@ -15,27 +16,28 @@ namespace weft::group {
 class CallNumbers {
  public:
   int next(const std::string& kind) {  // 1, 2, …
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return ++numbers_[kind];
   }
 
  private:
-  std::mutex mutex_;
-  std::map<std::string, int> numbers_;  // guarded by mutex_
+  Mutex mutex_;
+  std::map<std::string, int> numbers_ WEFT_GUARDED_BY(mutex_);
 };
 
 // Counts the messages to or from a rank with a tag. The group's Operations owns it.
 class MessageNumbers {
  public:
   std::uint64_t next(bool is_send, int peer, int tag) {  // 1, 2, …
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return ++(is_send ? sent_ : received_)[{peer, tag}];
   }
 
  private:
-  std::mutex mutex_;
-  // By peer and tag; guarded by mutex_.
-  std::map<std::pair<int, int>, std::uint64_t> sent_, received_;
+  Mutex mutex_;
+  // By peer and tag.
+  std::map<std::pair<int, int>, std::uint64_t> sent_ WEFT_GUARDED_BY(mutex_);
+  std::map<std::pair<int, int>, std::uint64_t> received_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::group
