@@ -335,9 +335,8 @@ std::vector<NodePtr<SendNode>> Context::reach(const PassName& pass,
     const auto found = sends_.find(message);
     if (found == sends_.end()) {
       throw Error(Blame::Caller,
-                  "a message that leads to a root has not been recorded here, or its graph was "
-                  "freed by a pass without "
-                  "retain_graph");
+                  "an earlier backward has freed this graph: give that one retain_graph, or "
+                  "compute the loss again; or the loss was not computed in this context");
     }
     if (planned.insert(message).second) fresh.push_back(found->second);
   }

@@ -134,7 +134,7 @@ Future<Outcome> gradient(GradientMessage message) {
 
 Future<void> pass_failed(PassName name, Outcome why) {
   if (!why.failed())
-    throw Error(Blame::Caller, "a message says that a pass has failed, but not with which error");
+    throw Error(Blame::Protocol, "the peer says that a pass has failed, but not with which error");
   const auto core = rpc::current_call("pass_failed()").core();
   const auto context = contexts_of(*core).find(name.context);
   if (!context || !context->failed(name, why)) return Future<void>::ready();
@@ -219,8 +219,9 @@ Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core,
 void hear_failed(const std::shared_ptr<rpc::AgentCore>& core,
                  const std::shared_ptr<Context>& context, const std::vector<PassId>& failed) {
   if (failed.size() > kMostNamed)
-    throw Error(Blame::Caller,
-                "a message that names " + std::to_string(failed.size()) + " failed passes");
+    throw Error(Blame::Protocol, "the peer names " + std::to_string(failed.size()) +
+                                     " failed passes; at most " + std::to_string(kMostNamed) +
+                                     " fit into a message");
   for (const PassId pass : failed) {
     const Outcome why(static_cast<int>(Blame::Cancelled),
                       "backward in context " + to_text(context->id()) + " has failed; " +

@@ -126,8 +126,9 @@ void Pass::set_started() {
 
 void Pass::arrive(const NodePtr<SendNode>& send, variable_list gradients) {
   if (gradients.size() > send->num_inputs()) {
-    throw Error(Blame::Caller, std::to_string(gradients.size()) + " gradients for " +
-                                   std::to_string(send->num_inputs()) + " tensors that were sent");
+    throw Error(Blame::Protocol, "the peer sent " + std::to_string(gradients.size()) +
+                                     " gradients for a message of " +
+                                     std::to_string(send->num_inputs()) + " tensors");
   }
   {
     std::lock_guard lock(mutex_);

@@ -68,7 +68,8 @@ Member CoreCalls::member(AgentCore& core, const Recipient& worker) {
 std::chrono::milliseconds CoreCalls::time_left() {
   const CallState& call = current_call("time_left()").call();
   if (call.cancelled || call.deadline.passed())
-    throw Error(Blame::Cancelled, "nobody waits for it any more");
+    throw Error(Blame::Cancelled,
+                "time_left(): the caller has withdrawn this call, or its time is over");
   return call.deadline.is_never() ? 0ms : std::max(1ms, call.deadline.remaining());
 }
 void CoreCalls::look_after(AgentCore& core, int rank) {

@@ -247,7 +247,8 @@ void check_parameters(InputArchive& archive, const Optimizer& optimizer) {
   const std::vector<std::string> here = parameters_of(optimizer);
   for (std::size_t i = 0; i < std::min(in_file.size(), here.size()); ++i) {
     if (in_file[i] != here[i])
-      throw Error(Blame::Caller, "in the file " + in_file[i] + ", here " + here[i]);
+      throw Error(Blame::Caller, "the optimizer's parameters differ: " + in_file[i] +
+                                     " in the file, " + here[i] + " here");
   }
   if (in_file.size() != here.size()) {
     throw Error(Blame::Caller, "the file has the state of " + std::to_string(in_file.size()) +

@@ -281,8 +281,8 @@ Error Joining::not_connected(const Error& timeout) {
                  (missing.empty() ? "all ranks came, but were not connected"
                                   : ranks_text(missing) + " did not come") +
                  " within " + describe(options_.timeout) + ": " + timeout.text() +
-                 (missing.empty() ? "; WEFT_SOCKET_IFNAME chooses another network, "
-                                    "ProcessGroupOptions::backend another "
+                 (missing.empty() ? "; WEFT_SOCKET_IFNAME chooses another network (for NCCL: "
+                                    "NCCL_SOCKET_IFNAME), ProcessGroupOptions::backend another "
                                     "way (weft-info lists them)"
                                   : ""))
       .with_ranks(missing.empty() ? timeout.ranks() : missing);

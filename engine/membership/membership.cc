@@ -137,6 +137,8 @@ struct Membership::State : std::enable_shared_from_this<State> {
   }
 
   bool is_hub() const { return hub == rank; }
+  // At the hub: the error that names the members that have not connected in time.
+  Error not_connected();
 
   void open_listener(const std::string& address);
   void watch(Peer& peer);
@@ -262,10 +264,28 @@ void Membership::wait_for_hellos(const std::function<void()>& check, Deadline de
           "rank " + std::to_string(state.rank) + " cannot accept the others' connections",
           state.lacks);
     }
-    if (patience.passed())
-      throw Error(Blame::PeerLost,
-                  "not all ranks have connected to rank " + std::to_string(state.rank));
+    if (patience.passed()) throw state.not_connected();
   }
+}
+
+Error Membership::State::not_connected() {
+  const auto missing = std::make_shared<std::vector<int>>();
+  const auto known = std::make_shared<std::atomic<bool>>(false);
+  loop->post([self = shared_from_this(), missing, known] {
+    for (int one = 0; one < self->size; ++one) {
+      const bool is_member = self->members[static_cast<std::size_t>(one)];
+      if (is_member && one != self->rank && !self->joined.contains(one)) missing->push_back(one);
+    }
+    *known = true;
+  });
+  // The loop turns here if no other thread turns it.
+  const bool names = loop->drive([&] { return known->load(); }, Deadline::in(kHelloPatience));
+  const std::vector<int> ranks = names ? *missing : std::vector<int>();
+  return Error(Blame::PeerLost,
+               (ranks.empty() ? "not all ranks have" : ranks_have(ranks) + " not") +
+                   " connected to rank " + std::to_string(rank) +
+                   " in time; WEFT_SOCKET_IFNAME chooses another network interface")
+      .with_ranks(ranks);
 }
 
 void Membership::wait_for_all(Deadline deadline) {
@@ -301,7 +321,8 @@ void Membership::State::dial(int to, const std::string& published, Deadline dead
   if (their_size != size) {
     throw Error(Blame::Caller, who + " gives the world size " + std::to_string(their_size) +
                                    ", rank " + std::to_string(rank) + " gives " +
-                                   std::to_string(size));
+                                   std::to_string(size) +
+                                   "; start all ranks with the same world size");
   }
   std::unique_ptr<Peer> peer;
   try {

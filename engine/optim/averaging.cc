@@ -41,9 +41,10 @@ void average_parameters(const std::vector<at::Tensor>& parameters, ProcessGroup 
 PeriodicAverager::PeriodicAverager(ProcessGroup group, PeriodicAveragerOptions options)
     : group_(std::move(group)), options_(options) {
   if (options_.period < 1 || options_.warmup_steps < 0) {
-    throw Error(Blame::Caller, "PeriodicAverager: a period of " + std::to_string(options_.period) +
-                                   " after " + std::to_string(options_.warmup_steps) +
-                                   " steps; the period is at least 1, the warm-up at least 0");
+    throw Error(Blame::Caller,
+                "PeriodicAveragerOptions: period is " + std::to_string(options_.period) +
+                    " and must be at least 1, warmup_steps is " +
+                    std::to_string(options_.warmup_steps) + " and must be at least 0");
   }
 }
 

@@ -193,7 +193,9 @@ torch::jit::Stack checked(const Callable& called, const std::string& name,
     for (const auto& [keyword, argument] : arguments.keywords) {
       const auto place = schema.argumentIndexWithName(keyword);
       if (place && static_cast<std::size_t>(*place) < stack.size()) {
-        throw Error(Blame::Caller, "'" + keyword + "' is given by its place and by its name");
+        throw Error(
+            Blame::Caller,
+            "argument '" + keyword + "' is given twice, by position and by keyword; leave one out");
       }
       keywords.emplace(keyword, to_ivalue(argument, type_of(place)));
     }

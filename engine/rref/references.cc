@@ -142,9 +142,15 @@ std::uint64_t References::next_id() {
 std::shared_ptr<weft::detail::Executor> References::executor() const { return core_.thread_pool(); }
 
 void References::wrong_type(Id id, const std::type_info& wanted, const std::type_info& found) {
-  throw Error(Blame::Caller, "RRef " + to_text(id) + " is used as " + rpc::spelled(wanted) +
-                                 " and was made as " + rpc::spelled(found) +
-                                 "; give RRef the type of the value");
+  // Both are OwnedValue<T>.
+  const auto value_of = [](const std::type_info& owned) {
+    const std::string text = rpc::spelled(owned);
+    const auto begin = text.find('<') + 1;  // 0 if the name cannot be demangled
+    return text.substr(begin, begin == 0 ? text.size() : text.rfind('>') - begin);
+  };
+  throw Error(Blame::Caller, "RRef " + to_text(id) + " is used as an RRef<" + value_of(wanted) +
+                                 ">, and its value is a " + value_of(found) + "; use RRef<" +
+                                 value_of(found) + ">");
 }
 
 namespace {

@@ -205,8 +205,9 @@ bool Messages::fits(const Transfer& transfer, int peer, std::uint64_t bytes) {
   completion.fail(Error(Blame::Caller, what_of(transfer) + " " + core_.place + " (tag " +
                                            std::to_string(transfer.tag) + "): rank " +
                                            std::to_string(peer) + " sent " + std::to_string(bytes) +
-                                           " bytes, the receive has room for " +
-                                           std::to_string(transfer.data.bytes)));
+                                           " bytes, and this recv takes exactly " +
+                                           std::to_string(transfer.data.bytes) +
+                                           "; both tensors must have the same shape and dtype"));
   return false;
 }
 

@@ -194,7 +194,10 @@ void NcclCommunicator::warm_up(Deadline deadline) {
   cuda::copy(handle_->stream(), in, out);
   const auto run = [&](const Handle::Call& call) {
     handle_->start(call);
-    if (!handle_->settle(deadline)) throw Error(Blame::Timeout, "NCCL: not all ranks connected");
+    if (!handle_->settle(deadline))
+      throw Error(Blame::Timeout,
+                  "NCCL: its ranks met, but its first connections were not made; "
+                  "NCCL_SOCKET_IFNAME chooses its network, NCCL_DEBUG=INFO shows what it tries");
   };
   run(nccl::all_reduce(word, *reduction_of(Dtype::Int32, ReduceOp::Sum)));
   if (size_ > 1 && size_ <= kAllPairs) {

@@ -149,9 +149,9 @@ void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& 
       throw Error(
           Blame::Timeout,
           "shm: " + self->peer +
-              (self->socket ? " cannot be passed a segment: too many descriptors are in transit; "
-                              "raise ulimit -n"
-                            : " accepts no connection"));
+              (self->socket ? " cannot be passed a segment: its socket is full, or too many "
+                              "descriptors are in transit (raise ulimit -n of this process)"
+                            : " accepts no connection: it is stopped, or its event loop is stuck"));
     }
     self->timer = loop.at(Deadline::in(kRetry), [self, &loop, address, deadline] {
       std::lock_guard lock(self->mutex);

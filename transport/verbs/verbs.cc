@@ -97,8 +97,9 @@ std::optional<std::string> Verbs::why_unreachable(const std::string& text) const
     const Address address = Address::parse(text);
     const Fabric here = *way_out().path.choice.port.fabric;
     if (address.fabric != here) {
-      return "it is on " + std::string(verbs::name(address.fabric)) + ", but " +
-             std::string(verbs::name(here)) + " is the fabric of this process (see WEFT_IB_HCA)";
+      return "its RDMA port is on " + std::string(verbs::name(address.fabric)) +
+             ", the port of this process on " + std::string(verbs::name(here)) +
+             "; choose ports of one fabric on all hosts with WEFT_IB_HCA";
     }
     return meeting_->connector()->why_unreachable(address.meeting);
   } catch (const Error& error) {
