@@ -6,7 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include <weft/base/error.h>
-#include <weft/engine/ddp/bucket.h>
+#include <weft/engine/ddp/bucket_plan.h>
 #include <weft/engine/ddp/flat.h>
 
 namespace weft::parallel {

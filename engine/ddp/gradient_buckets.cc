@@ -11,7 +11,7 @@
 #include <c10/core/GradMode.h>
 
 #include <weft/engine/autograd/pass.h>
-#include <weft/engine/ddp/bucket.h>
+#include <weft/engine/ddp/bucket_plan.h>
 #include <weft/engine/ddp/flat.h>
 #include <weft/engine/ddp/gradient_buckets.h>
 #include <weft/engine/group/access.h>

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <weft/engine/ddp/bucket.h>
+#include <weft/engine/ddp/bucket_plan.h>
 #include <weft/error.h>
 
 namespace weft::parallel {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include <weft/base/error.h>
-#include <weft/engine/ddp/bucket.h>
+#include <weft/engine/ddp/bucket_plan.h>
 
 namespace weft::parallel {
 
