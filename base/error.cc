@@ -14,6 +14,7 @@
 #include <sys/resource.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/base/shortage.h>
 #include <weft/base/type_name.h>
 

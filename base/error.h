@@ -27,14 +27,6 @@ enum class Blame {
   Remote,       // the called function threw on the other worker
   Protocol,     // the peer sent what it must not: run one version of Weft everywhere
 };
-// For checking the number of a Blame that another process sent.
-inline constexpr Blame kLastBlame = Blame::Protocol;
-
-// Whether an error with this blame ends the connection with the peer, and not one operation alone.
-constexpr bool ends_connection(Blame blame) {
-  return blame == Blame::PeerLost || blame == Blame::Protocol;
-}
-
 // Returns the name of the enumerator: "PeerLost".
 WEFT_API std::string_view name(Blame blame);
 
@@ -88,28 +80,11 @@ class WEFT_API Error : public std::runtime_error {
   std::vector<int> ranks_;
 };
 
-// An Error from errno: "text: Connection refused".
-WEFT_API Error system_error(Blame blame, const std::string& text, int number,
-                            Place place = Place::current());
-
-// Converts a caught exception: an Error stays as it is; any other exception becomes `otherwise`
-// with its text.
-WEFT_API Error to_error(const std::exception_ptr& caught, Blame otherwise);
-
 // Returns the text of any thrown object: of an exception and the exceptions nested in it, of a
 // std::string or a char*; for anything else the name of its type. An exception with a null what()
 // is described by its type's name. Long texts are cut.
 WEFT_API std::string text_of(const std::exception_ptr& caught);
 // Returns the text of an exception and of those nested in it.
 WEFT_API std::string text_of(const std::exception& error);
-
-// Formats ranks for errors: "rank 1", "ranks 0, 2"; "" for none.
-WEFT_API std::string ranks_text(const std::vector<int>& ranks);
-// "rank 1 has", "ranks 0, 2 have".
-WEFT_API std::string ranks_have(const std::vector<int>& ranks);
-
-// Reports a broken invariant of Weft itself: prints the text and the place, and aborts. Never use
-// it for something that a user or peer can cause.
-[[noreturn]] WEFT_API void broken(std::string_view text, Place place = Place::current());
 
 }  // namespace weft

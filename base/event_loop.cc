@@ -9,6 +9,7 @@
 #include <weft/base/crash.h>
 #include <weft/base/error.h>
 #include <weft/base/event_loop_inner.h>
+#include <weft/base/make_error.h>
 
 namespace weft {
 

@@ -10,6 +10,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/fork_mutex.h>
+#include <weft/base/make_error.h>
 
 namespace weft {
 
@@ -43,7 +44,8 @@ void ForkMutex::enroll() {
   broken("more than 64 ForkMutex");
 }
 
-void ForkMutex::lock_all() {
+// Locks and unlocks many mutexes of a table, which the analysis cannot follow.
+WEFT_UNCHECKED_LOCKING void ForkMutex::lock_all() {
   forking.lock();
   held_count = 0;
   for (const std::atomic<ForkMutex*>& place : table) {
@@ -53,11 +55,12 @@ void ForkMutex::lock_all() {
   std::sort(held.begin(), end, [](const ForkMutex* a, const ForkMutex* b) {
     return std::pair(a->order_, a) < std::pair(b->order_, b);
   });
-  std::for_each(held.begin(), end, [](ForkMutex* one) { one->lock(); });
+  std::for_each(held.begin(), end, [](ForkMutex* one) WEFT_UNCHECKED_LOCKING { one->lock(); });
 }
 
-void ForkMutex::unlock_all() {
-  std::for_each(held.begin(), held.begin() + held_count, [](ForkMutex* one) { one->unlock(); });
+WEFT_UNCHECKED_LOCKING void ForkMutex::unlock_all() {
+  std::for_each(held.begin(), held.begin() + held_count,
+                [](ForkMutex* one) WEFT_UNCHECKED_LOCKING { one->unlock(); });
   forking.unlock();
 }
 

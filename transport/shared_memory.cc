@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/shared_memory.h>
 
 namespace weft::transport {

@@ -12,6 +12,7 @@
 #include <sys/un.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/unix_socket.h>
 
 namespace weft::transport {

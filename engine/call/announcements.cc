@@ -2,6 +2,7 @@
 #include <pthread.h>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/call/announcements.h>
 #include <weft/engine/call/numbers.h>
 #include <weft/engine/codec/values.h>

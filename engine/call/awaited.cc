@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/peer.h>

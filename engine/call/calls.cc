@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
 

@@ -5,6 +5,7 @@
 // All others hear of the loss from there, even those that never spoke to the lost worker
 // (docs/rpc.md, "Open jobs").
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/peer.h>

@@ -8,6 +8,7 @@
 
 #include <weft/base/config.h>
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/peer.h>
 #include <weft/engine/codec/sent_bytes.h>
@@ -45,6 +46,12 @@ Error unmapped(const c10::Device& from, const WorkerInfo& self, const WorkerInfo
 }
 
 }  // namespace
+
+Error Outcome::error() const { return Error(blame_from(blame), text).with_ranks(ranks); }
+
+Outcome outcome_of(const std::exception_ptr& error) {
+  return error ? Outcome(to_error(error, Blame::Remote)) : Outcome();
+}
 
 std::string describe(const WorkerInfo& worker) {
   return worker.name + " (rank " + std::to_string(worker.rank) + ")";

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/call/directory.h>
 #include <weft/engine/codec/values.h>
 #include <weft/engine/store/backoff.h>
@@ -179,8 +180,8 @@ Generation Directory::join(const std::vector<transport::Offer>& offers,
       store_->add("kind/fixed", -1);
     throw Error(Blame::Caller,
                 "workers that were given a world size and workers that were not cannot be in one "
-                "job: give all of them "
-                "Options::world_size, or none");
+                "job: give all of them Options::world_size, or none (WORLD_SIZE counts as given, "
+                "which launchers set: start workers that come and go without weft-run)");
   }
   WorkerRecord record;
   record.name = self_.name;

@@ -4,6 +4,7 @@
 // and everything that it holds ends.
 #include <algorithm>
 
+#include <weft/base/make_error.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/peer.h>

@@ -11,6 +11,7 @@
 
 #include <c10/core/Stream.h>
 
+#include <weft/base/make_error.h>
 #include <weft/engine/call/wire.h>
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/tensor/cuda_devices.h>

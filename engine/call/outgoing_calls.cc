@@ -4,6 +4,7 @@
 
 #include <c10/core/StreamGuard.h>
 
+#include <weft/base/make_error.h>
 #include <weft/base/op.h>
 #include <weft/engine/call/body.h>
 #include <weft/engine/call/core.h>

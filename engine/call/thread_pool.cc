@@ -12,6 +12,7 @@
 #include <weft/base/crash.h>
 #include <weft/base/error.h>
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/call/thread_pool.h>
 #include <weft/engine/call/wait_all.h>
 #include <weft/engine/future/thread_executor.h>

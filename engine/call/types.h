@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <optional>
@@ -70,12 +71,6 @@ struct Recipient {
 // "worker1 (rank 1)", as errors and logs name a worker.
 WEFT_API std::string describe(const WorkerInfo& worker);
 
-// Decodes a Blame from a peer; unknown values become Remote.
-constexpr Blame blame_from(int said) {
-  return said >= 0 && said <= static_cast<int>(kLastBlame) ? static_cast<Blame>(said)
-                                                           : Blame::Remote;
-}
-
 // The outcome of an operation, in a form that can be sent.
 struct Outcome {
   Outcome() = default;
@@ -84,12 +79,14 @@ struct Outcome {
     ranks = error.ranks();
   }
   bool failed() const { return blame != -1; }
-  Error error() const { return Error(blame_from(blame), text).with_ranks(ranks); }
+  WEFT_API Error error() const;
   int blame = -1;  // Blame of the failure; -1: none
   std::string text;
   std::vector<int> ranks{};  // as Error::ranks()
   WEFT_FIELDS(blame, text, ranks)
 };
+// A failure with the error, whose blame is kept; an Outcome that has not failed for null.
+WEFT_API Outcome outcome_of(const std::exception_ptr& error);
 
 // The purpose of a message. Calls of users' functions are Call and Reply; Create if the result
 // stays with the callee as an RRef.

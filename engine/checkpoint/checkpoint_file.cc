@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <weft/base/make_error.h>
 #include <weft/engine/checkpoint/checkpoint_file.h>
 
 namespace weft::checkpoint {

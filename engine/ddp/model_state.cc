@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/codec/digest.h>
 #include <weft/engine/ddp/flat.h>
 #include <weft/engine/ddp/model_state.h>

@@ -10,6 +10,7 @@
 
 #include <weft/base/deadline.h>
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/ddp/parameter_check.h>
 #include <weft/engine/group/access.h>
 #include <weft/engine/store/store.h>

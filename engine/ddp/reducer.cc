@@ -68,7 +68,8 @@ Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups,
 Reducer::~Reducer() {
   if (pass_.is_left_unfinished() && !backward_.is_reducing()) {
     log::warn(
-        "DistributedDataParallel: the last backward before its end did not reduce all gradients; "
+        "DistributedDataParallel: the last backward before it was destroyed did not reduce all "
+        "gradients; "
         "it brought none for " +
         parameters_.names_of(pass_.missing()) +
         ", and the other gradients are those of this rank alone");
@@ -308,13 +309,12 @@ void Reducer::keep_local(std::size_t parameter) {
   if (pass_.is_open() && buckets_.is_filled(parameter)) {
     throw Error(
         Blame::Caller,
-        "a backward that is not synchronised brings a gradient for " +
-            parameters_.names_of({parameter}) +
-            ", which is being averaged: a backward before it did not reduce all gradients, and "
-            "brought none for " +
+        "the last backward did not reduce all gradients: it brought none for " +
             parameters_.names_of(pass_.missing()) +
-            ". Call backward for all losses of a forward before others, or set "
-            "DdpOptions::find_unused_parameters");
+            ". If outputs need not depend on every parameter, set "
+            "DdpOptions::find_unused_parameters; else call backward for all losses of a forward "
+            "before others (noticed when a backward under no_sync reached " +
+            parameters_.names_of({parameter}) + ")");
   }
   backward_.note_early(parameter, parameters_[parameter].tensor.device());
   const bool is_explained =

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/base/type_name.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/future/thread_executor.h>

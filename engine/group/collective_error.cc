@@ -5,6 +5,7 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include <weft/base/make_error.h>
 #include <weft/engine/group/collective_error.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/objects.h>

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/leaving.h>
 

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/base/shortage.h>
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/leaving.h>
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/group/monitored_barrier.h>
 #include <weft/engine/group/store_meeting.h>
 #include <weft/engine/group/work.h>

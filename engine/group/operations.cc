@@ -4,6 +4,7 @@
 
 #include <weft/base/config.h>
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/group/called_by.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/operations.h>

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <weft/base/make_error.h>
 #include <weft/engine/group/failure.h>
 #include <weft/engine/group/job.h>
 #include <weft/engine/group/ledger.h>

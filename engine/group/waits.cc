@@ -4,6 +4,7 @@
 #include <set>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/group/waits.h>
 #include <weft/engine/membership/membership.h>
 

@@ -9,6 +9,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/instruments/timeline_upload.h>
 #include <weft/engine/store/store.h>
 #include <weft/profiling/trace/timeline.h>

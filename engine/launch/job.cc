@@ -15,6 +15,7 @@
 
 #include <weft/base/config.h>
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/launch/guard.h>
 #include <weft/engine/launch/job.h>
 #include <weft/engine/launch/process.h>

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/launch/output.h>
 #include <weft/engine/launch/signals.h>
 

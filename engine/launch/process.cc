@@ -18,6 +18,7 @@
 
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/launch/process.h>
 #include <weft/engine/launch/process_tree.h>
 

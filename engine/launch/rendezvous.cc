@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/base/patience.h>
 #include <weft/engine/launch/rendezvous.h>
 #include <weft/engine/store/backoff.h>

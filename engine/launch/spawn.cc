@@ -25,6 +25,7 @@
 #include <weft/base/deadline.h>
 #include <weft/base/descriptor.h>
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/launch/process.h>
 #include <weft/engine/launch/spawn.h>
 #include <weft/profiling/trace/timeline.h>

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/launch/status.h>
 #include <weft/profiling/trace/progress.h>
 

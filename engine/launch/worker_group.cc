@@ -14,6 +14,7 @@
 
 #include <weft/base/cuda_variables.h>
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/launch/signals.h>
 #include <weft/engine/launch/worker_group.h>
 

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/membership/membership.h>
 #include <weft/engine/store/address.h>
 #include <weft/engine/store/backoff.h>

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/rendezvous/lives.h>
 #include <weft/engine/rendezvous/scheme.h>
 #include <weft/engine/store/file_store.h>

@@ -11,6 +11,7 @@
 #include <weft/base/error.h>
 #include <weft/base/event_loop.h>
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/rendezvous/discovery.h>
 #include <weft/engine/rendezvous/multicast.h>
 

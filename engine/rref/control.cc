@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include <weft/base/make_error.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/rref/control.h>
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <tuple>
 
+#include <weft/base/make_error.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/directory.h>
 #include <weft/engine/rref/references.h>

@@ -107,8 +107,7 @@ struct CopyBody {
   static void run(rpc::AgentCore&, const std::shared_ptr<void>& arguments,
                   const rpc::detail::CompletionRef<rpc::Outcome>& asker) {
     const auto end = [asker](const std::exception_ptr& error) {
-      asker->succeed(error ? rpc::Outcome(to_error(error, Blame::Remote)) : rpc::Outcome(),
-                     nullptr);
+      asker->succeed(rpc::outcome_of(error), nullptr);
     };
     try {
       const auto& [target, to, generation, id, fork] =

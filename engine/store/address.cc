@@ -20,6 +20,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/store/address.h>
 #include <weft/engine/store/backoff.h>
 

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/base/shortage.h>
 #include <weft/engine/store/address.h>
 #include <weft/engine/store/store.h>

@@ -8,6 +8,7 @@
 #include <torch/serialize/archive.h>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/ddp/flat.h>
 #include <weft/engine/ddp/model_state.h>
 #include <weft/engine/ddp/parameter_check.h>

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include <weft/base/cuda_variables.h>
+#include <weft/base/make_error.h>
 #include <weft/cuda/device.h>
 #include <weft/cuda/driver.h>
 #include <weft/cuda/retire.h>

@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <weft/base/make_error.h>
 #include <weft/cuda/fence.h>
 #include <weft/cuda/ipc.h>
 #include <weft/cuda/retire.h>

@@ -2,6 +2,7 @@
 #include <functional>
 #include <vector>
 
+#include <weft/base/make_error.h>
 #include <weft/cuda/fence.h>
 #include <weft/cuda/flag_pool.h>
 #include <weft/profiling/bench/gpu_streams.h>

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <weft/base/config.h>
+#include <weft/base/make_error.h>
 #include <weft/profiling/bench/report.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/verbs/device.h>

@@ -355,7 +355,7 @@ class Analysis {
 
   std::string fate(const Record& call, const View& from) {
     const int caller = from.rank;
-    if (call.peer == caller) return "it is a call to itself";
+    if (call.peer == caller) return "it calls itself: " + fate_here(call, from);
     const auto callee = dumps_.agents.find(call.peer);
     if (callee == dumps_.agents.end()) return "there is no dump of " + who_.agent(call.peer);
     if (call.state == "open" && evidence_.is_old_to_both(call, from, callee->second))
@@ -364,6 +364,10 @@ class Analysis {
       if (served.kind != "served" || served.peer != caller ||
           !is_of(served, call, from, callee->second))
         continue;
+      if (served.state == "open" && !served.runs) {
+        return "it waits there for a thread, because " + occupants(callee->second) +
+               " (rpc::Options::worker_threads of that worker)";
+      }
       if (served.state == "open")
         return "it has run there for " +
                duration_text(evidence_.now_of(callee->second) - served.begun);
@@ -376,6 +380,31 @@ class Analysis {
       return "it is not known whether it has arrived there: the recorder of " +
              who_.agent(call.peer) + " has forgotten that time";
     return "it has never arrived there";
+  }
+
+  // A worker records its calls to itself as calls only, so it is not known whether they have begun.
+  std::string fate_here(const Record& call, const View& from) {
+    return "it runs, or waits for a thread, here for " +
+           duration_text(evidence_.now_of(from) - call.begun);
+  }
+
+  // "its threads run hold for 4.8 s, hold for 4.7 s": the calls that the worker runs.
+  std::string occupants(const View& worker) const {
+    std::string calls;
+    std::size_t count = 0;
+    const auto add = [&](const Record& call) {
+      if (++count > kMostOfAKind) return;
+      calls += (calls.empty() ? "" : ", ") + call.name + " for " +
+               duration_text(evidence_.now_of(worker) - call.begun);
+    };
+    for (const Record& one : worker.records) {
+      if (one.state != "open") continue;
+      if (one.kind == "served" && one.runs) add(one);
+      if (one.kind == "call" && one.peer == worker.rank && !is_of_shutdown(one)) add(one);
+    }
+    if (count == 0) return "its threads are busy";
+    return "its threads run " + calls +
+           (count > kMostOfAKind ? " and " + std::to_string(count - kMostOfAKind) + " more" : "");
   }
 
   // By how much the calendar clocks of two views may differ.

@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 
 namespace weft::tools {
 

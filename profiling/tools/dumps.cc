@@ -49,6 +49,7 @@ Record record_of(const Json& json, std::int64_t now, std::int64_t to_calendar) {
   Record record;
   record.kind = text_of(json, "kind");
   record.state = text_of(json, "state");
+  record.runs = !json.contains("runs") || json.at("runs") == 1;
   record.name = text_of(json, "name");
   record.sequence = word_of(json, "sequence");
   record.peer = int_of(json, "peer", std::numeric_limits<int>::min());

@@ -13,6 +13,7 @@ namespace weft::tools {
 struct Record {
   std::string kind;   // "collective", "send", "receive", "call", "served", …
   std::string state;  // "open", "done", "failed"
+  bool runs = true;   // false: a call that is served waits for a thread
   std::string name;
   std::uint64_t sequence = 0;
   int peer = -1;  // a collective's root

@@ -9,7 +9,9 @@ namespace weft::tools {
 
 namespace {
 
-const char* const kFix = "; give the dumps of one job (with a WEFT_DUMP_DIR of its own for each)";
+const char* const kFix =
+    "; give the dumps of one job: remove the older files, or set a WEFT_DUMP_DIR of its own for "
+    "each";
 
 std::string process(const Dump& dump) {
   return "process " + std::to_string(dump.pid) + " ('" + dump.file + "')";

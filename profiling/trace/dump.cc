@@ -27,6 +27,7 @@
 #include <weft/base/descriptor.h>
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
 #include <weft/profiling/trace/timeline.h>
@@ -92,6 +93,9 @@ void write(Json& json, const Record& record, int party) {
   json.key("party").number(party);
   json.key("kind").text(name(record.kind));
   json.key("state").text(name_of(record.state));
+  if (record.kind == Kind::Served && record.state == State::Open) {
+    json.key("runs").number(record.runs ? 1 : 0);
+  }
   json.key("name").text(record.name);
   json.key("sequence").number(static_cast<std::int64_t>(record.sequence));
   json.key("peer").number(record.peer);

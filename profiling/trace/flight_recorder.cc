@@ -26,6 +26,8 @@ constexpr std::uint64_t version_of(std::uint64_t ticket, std::uint64_t phase) {
 constexpr int kAttempts = 16;
 constexpr int kSpared = 8;  // attempts that skip slots of open operations
 
+constexpr std::uint32_t kRuns = 1U << 8;  // in the word of the state
+
 constexpr std::size_t kEndedWord = 0;  // first the words that end() writes
 constexpr std::size_t kStateWord = 1;
 constexpr std::size_t kPeerWord = 2;
@@ -75,6 +77,15 @@ std::uint64_t FlightRecorder::begin(const Member& member, Kind kind, const About
     return ticket;
   }
   return 0;
+}
+
+void FlightRecorder::run(std::uint64_t ticket) noexcept {
+  if (ticket == 0) return;
+  Slot& slot = slots_[ticket & (kRecords - 1)];
+  if (slot.version.load(std::memory_order_acquire) != version_of(ticket, kOpen)) return;
+  // Another thread may end the record at this moment: then the word is no longer 0.
+  std::uint64_t open = 0;
+  slot.words[kStateWord].compare_exchange_strong(open, kRuns, std::memory_order_acq_rel);
 }
 
 bool FlightRecorder::end(std::uint64_t ticket, std::int64_t time, const Error* error, int peer,
@@ -133,8 +144,10 @@ Record FlightRecorder::read(const Slot& slot) noexcept {
   };
   Record record;
   record.ended = static_cast<std::int64_t>(get(kEndedWord));
-  record.state = static_cast<State>(low_of(get(kStateWord)));
-  record.blame = static_cast<std::uint8_t>(high_of(get(kStateWord)));
+  const std::uint64_t state = get(kStateWord);
+  record.state = static_cast<State>(low_of(state) & ~kRuns);
+  record.runs = (low_of(state) & kRuns) != 0;
+  record.blame = static_cast<std::uint8_t>(high_of(state));
   record.peer = static_cast<int>(high_of(get(kPeerWord)));
   record.tag = static_cast<int>(low_of(get(kPeerWord)));
   record.sequence = get(kSequenceWord);

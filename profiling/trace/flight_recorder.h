@@ -27,6 +27,7 @@ struct Record {
   Member member;
   Kind kind = Kind::Collective;
   State state = State::Open;
+  bool runs = false;  // a function that is served has begun, and has not ended
   const char* name = "";
   std::uint64_t sequence = 0;
   int peer = -1;
@@ -53,6 +54,8 @@ class FlightRecorder {
   // writing to every slot that it tried.
   std::uint64_t begin(const Member& member, Kind kind, const About& about,
                       std::int64_t time) noexcept;
+  // Records that the function of a call that is served has begun: until then it waits for a thread.
+  void run(std::uint64_t ticket) noexcept;
   // Records the end. False if the record has ended before or its slot was used again.
   bool end(std::uint64_t ticket, std::int64_t time, const Error* error, int peer,
            std::uint64_t sequence) noexcept;

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/profiling/trace/merge.h>
 #include <weft/profiling/trace/timeline_data.h>
 #include <weft/profiling/trace/timeline_part_reader.h>

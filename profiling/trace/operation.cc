@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include <weft/base/fork_mutex.h>
+#include <weft/base/make_error.h>
 #include <weft/profiling/trace/flight_recorder.h>
 #include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/nvtx.h>
@@ -151,7 +152,9 @@ void Operation::finish(const Error* error, int peer, std::uint64_t sequence) noe
 }
 
 void Operation::runs_here() const noexcept {
-  if (ticket_ != 0 && timeline::on()) timeline::arrive_from(ticket_);
+  if (ticket_ == 0) return;
+  if (kind_ == Kind::Served) flight_recorder().run(ticket_);
+  if (timeline::on()) timeline::arrive_from(ticket_);
 }
 
 void observe(Observer& watching) noexcept {

@@ -36,7 +36,7 @@ class Operation {
   // Adds bytes to those that it began with, such as the result of a call. Call it before the end.
   void add(std::uint64_t bytes) noexcept { more_ += bytes; }
   // Says that the thread's present range works for this operation: the timeline draws an arrow from
-  // the operation to the range.
+  // the operation to the range, and the flight recorder knows that a call that is served runs.
   void runs_here() const noexcept;
   // Records an operation that has no duration.
   static void note(const Member& member, Kind kind, const About& about) noexcept {

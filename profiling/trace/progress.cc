@@ -9,6 +9,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/fork_mutex.h>
+#include <weft/base/make_error.h>
 #include <weft/profiling/trace/progress.h>
 
 namespace weft::trace {

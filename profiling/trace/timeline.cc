@@ -19,6 +19,7 @@
 
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/profiling/trace/merge.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/profiling/trace/timeline_part.h>

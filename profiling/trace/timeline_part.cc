@@ -11,6 +11,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/profiling/trace/progress.h>
 #include <weft/profiling/trace/timeline_part.h>
 

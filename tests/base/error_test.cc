@@ -6,6 +6,7 @@
 
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/base/result.h>
 
 namespace weft {

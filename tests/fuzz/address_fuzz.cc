@@ -6,6 +6,7 @@
 #include <string>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/shm/address.h>
 #include <weft/transport/tcp/address.h>

@@ -14,6 +14,7 @@
 #include <ATen/ATen.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/codec/codec.h>
 
 namespace {

@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <weft/base/make_error.h>
 #include <weft/transport/cuda_ipc/passing.h>
 
 namespace weft::transport::cuda_ipc {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/cuda_ipc/wire.h>
 
 namespace {

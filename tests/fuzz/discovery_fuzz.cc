@@ -8,6 +8,7 @@
 #include <string>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/rendezvous/discovery.h>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {

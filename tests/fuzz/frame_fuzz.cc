@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/stream/frame.h>
 #include <weft/transport/stream/inbox.h>
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/group/ledger.h>
 #include <weft/engine/membership/frame.h>
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/tests/fuzz/mesh_fuzz.h>
 #include <weft/transport/mesh/mesh_communicator.h>
 

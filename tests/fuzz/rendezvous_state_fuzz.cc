@@ -6,6 +6,7 @@
 #include <string>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/launch/rendezvous_state.h>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {

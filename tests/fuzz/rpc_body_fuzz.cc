@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/call/peer.h>
 #include <weft/engine/codec/codec.h>

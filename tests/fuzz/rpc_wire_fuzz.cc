@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/call/wire.h>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/shm/segment.h>
 
 namespace weft::transport::shm {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/shm/ring.h>
 
 namespace weft::transport::shm {

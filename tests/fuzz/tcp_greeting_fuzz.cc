@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/tcp/greeting.h>
 #include <weft/transport/tcp/settings.h>
 

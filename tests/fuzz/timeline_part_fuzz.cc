@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/profiling/trace/merge.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/tests/harness/folder.h>

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include <weft/base/make_error.h>
 #include <weft/tests/transport/verbs/ends.h>
 
 namespace weft::transport::verbs {

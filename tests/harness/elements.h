@@ -9,6 +9,7 @@
 
 #include <weft/base/dtype.h>
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/kernels/float16.h>
 
 namespace weft::harness {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include <weft/base/make_error.h>
 #include <weft/tests/harness/fake_nccl_world.h>
 
 namespace weft::harness {

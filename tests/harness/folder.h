@@ -8,6 +8,7 @@
 #include <string>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 
 namespace weft::harness {
 

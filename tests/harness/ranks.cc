@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <weft/base/cuda_variables.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/launch/spawn.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/tests/harness/ranks.h>

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 
 namespace weft::harness {
 

@@ -41,14 +41,11 @@ HIDDEN = {
         "weft::autograd", "weft::codec", "weft::group", "weft::kernels", "weft::optim", "weft::tensor", "weft::trace",
     ],
     "specialisations for other libraries": ["std", "std::hash", "msgpack", "torch", "c10"],
-    "errors and waits, as the parts of the engine pass them on": [
-        "weft::kLastBlame", "weft::ends_connection", "weft::system_error", "weft::to_error", "weft::ranks_text", "weft::ranks_have",
-        "weft::broken", "weft::Patience", "weft::describe_wait",
-    ],
+    "waits, as the parts of the engine pass them on": ["weft::Patience", "weft::describe_wait"],
     "how calls travel: templates in public headers use it": [
         "weft::rpc::IncomingCall", "weft::rpc::Identity", "weft::rpc::Function", "weft::rpc::enter", "weft::rpc::find", "weft::rpc::named",
         "weft::rpc::shown_as", "weft::rpc::name_in", "weft::rpc::spelled", "weft::rpc::hash_of", "weft::rpc::Inline", "weft::rpc::Generation", "weft::rpc::kAnyLife", "weft::rpc::Member", "weft::rpc::Recipient", "weft::rpc::MessageId",
-        "weft::rpc::CallOptions", "weft::rpc::Outcome", "weft::rpc::blame_from", "weft::rpc::describe", "weft::rpc::run_operator*",
+        "weft::rpc::CallOptions", "weft::rpc::Outcome", "weft::rpc::outcome_of", "weft::rpc::describe", "weft::rpc::run_operator*",
     ],
 }
 # Other pages than README.md and docs/*.md, with their names in the site.

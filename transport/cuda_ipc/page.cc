@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <weft/base/make_error.h>
 #include <weft/cuda/poll.h>
 #include <weft/transport/cuda_ipc/page.h>
 #include <weft/transport/shared_memory.h>

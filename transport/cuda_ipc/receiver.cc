@@ -6,6 +6,7 @@
 #include <sys/epoll.h>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/cuda/retire.h>
 #include <weft/transport/cuda_ipc/receiver.h>
 #include <weft/transport/stream/frame.h>

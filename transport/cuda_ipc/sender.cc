@@ -4,6 +4,7 @@
 
 #include <weft/base/log.h>
 #include <weft/base/loop_flag.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/cuda_ipc/sender.h>
 #include <weft/transport/stream/frame.h>
 

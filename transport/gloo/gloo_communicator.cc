@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/base/shortage.h>
 #include <weft/transport/gloo/descriptors.h>
 #include <weft/transport/gloo/gloo_communicator.h>

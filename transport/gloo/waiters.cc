@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/gloo/sigpipe.h>
 #include <weft/transport/gloo/waiters.h>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
 
+#include <weft/base/make_error.h>
 #include <weft/transport/mesh/algorithms.h>
 #include <weft/transport/mesh/collectives.h>
 #include <weft/transport/mesh/core.h>

@@ -16,6 +16,7 @@
 #include <mutex>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/mesh/choose.h>
 #include <weft/transport/mesh/collectives.h>
 #include <weft/transport/mesh/events.h>

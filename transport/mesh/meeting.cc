@@ -6,6 +6,7 @@
 #include <sys/random.h>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/mesh/meeting.h>
 
 namespace weft::transport::mesh {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <weft/base/make_error.h>
 #include <weft/transport/mesh/meeting.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/mesh/mesh_communicator.h>

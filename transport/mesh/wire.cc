@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 
+#include <weft/base/make_error.h>
 #include <weft/transport/mesh/wire.h>
 #include <weft/transport/stream/frame.h>
 

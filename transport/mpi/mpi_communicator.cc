@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <weft/base/loop_flag.h>
+#include <weft/base/make_error.h>
 #include <weft/kernels/kernels.h>
 #include <weft/transport/mpi/agreement.h>
 #include <weft/transport/mpi/mpi_communicator.h>

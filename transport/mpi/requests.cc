@@ -3,6 +3,7 @@
 #include <limits>
 #include <utility>
 
+#include <weft/base/make_error.h>
 #include <weft/transport/mpi/requests.h>
 
 namespace weft::transport::mpi {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <vector>
 
+#include <weft/base/make_error.h>
 #include <weft/transport/nccl/calls.h>
 
 namespace weft::transport::nccl {

@@ -20,6 +20,7 @@
 #include <nccl.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/base/result.h>
 
 namespace weft::transport::nccl {

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/cuda/fence.h>
 #include <weft/cuda/poll.h>
 #include <weft/cuda/retire.h>

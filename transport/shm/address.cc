@@ -11,6 +11,7 @@
 
 #include <weft/base/descriptor.h>
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/shm/address.h>
 
 namespace weft::transport::shm {

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <span>
 
+#include <weft/base/make_error.h>
+
 namespace weft::transport::shm {
 
 // Lies in the segment. Each cache line is written by one side only, so that neither side takes the

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/shared_memory.h>
 #include <weft/transport/shm/segment.h>
 #include <weft/transport/unix_socket.h>

@@ -8,6 +8,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <weft/base/make_error.h>
 #include <weft/transport/shm/shm_stream.h>
 #include <weft/transport/unix_socket.h>
 

@@ -2,6 +2,7 @@
 #include <utility>
 #include <vector>
 
+#include <weft/base/make_error.h>
 #include <weft/cuda/fence.h>
 #include <weft/cuda/flag_pool.h>
 #include <weft/cuda/memory.h>

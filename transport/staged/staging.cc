@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <utility>
 
+#include <weft/base/make_error.h>
 #include <weft/cuda/fence.h>
 #include <weft/cuda/memory.h>
 #include <weft/profiling/trace/timeline.h>

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <weft/base/descriptor.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/tcp/address.h>
 
 namespace weft::transport::tcp {

@@ -7,6 +7,7 @@
 
 #include <weft/base/config.h>
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/stream/stream_connection.h>

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/tcp/greeting.h>
 #include <weft/transport/tcp/socket.h>
 #include <weft/transport/tcp/striped_stream.h>

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include <weft/base/make_error.h>
 #include <weft/transport/tcp/dial.h>
 #include <weft/transport/tcp/receive_buffer.h>
 #include <weft/transport/tcp/silence.h>

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/verbs/alarm.h>
 
 namespace weft::transport::verbs {

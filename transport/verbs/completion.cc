@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 
+#include <weft/base/make_error.h>
 #include <weft/transport/verbs/completion.h>
 
 namespace weft::transport::verbs {

@@ -7,6 +7,7 @@
 #include <net/if.h>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/verbs/device.h>
 
 namespace weft::transport::verbs {

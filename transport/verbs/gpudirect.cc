@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/cuda/ipc.h>
 #include <weft/cuda/rdma.h>
 #include <weft/transport/verbs/registration.h>

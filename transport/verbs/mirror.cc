@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/shared_memory.h>
 #include <weft/transport/verbs/mirror.h>
 

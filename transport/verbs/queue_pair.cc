@@ -7,6 +7,7 @@
 
 #include <endian.h>
 
+#include <weft/base/make_error.h>
 #include <weft/transport/verbs/queue_pair.h>
 
 namespace weft::transport::verbs {

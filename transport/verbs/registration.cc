@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cerrno>
 
+#include <weft/base/make_error.h>
 #include <weft/transport/verbs/registration.h>
 
 namespace weft::transport::verbs {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/verbs/ring_reader.h>
 
 namespace weft::transport::verbs {

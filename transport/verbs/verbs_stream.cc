@@ -10,6 +10,7 @@
 #include <sys/epoll.h>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/transport/verbs/alarm.h>
 #include <weft/transport/verbs/ring_reader.h>
 #include <weft/transport/verbs/verbs_stream.h>

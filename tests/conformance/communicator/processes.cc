@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <weft/base/make_error.h>
 #include <weft/tests/conformance/communicator/processes.h>
 #include <weft/tests/harness/file_bootstrap.h>
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <weft/base/error.h>
+#include <weft/base/make_error.h>
 #include <weft/tests/conformance/connection/child.h>
 
 namespace weft::conformance {

@@ -10,6 +10,7 @@
 
 #include <torch/types.h>
 
+#include <weft/base/make_error.h>
 #include <weft/engine/group/core.h>
 #include <weft/group.h>
 #include <weft/tests/harness/ranks.h>

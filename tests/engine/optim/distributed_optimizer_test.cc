@@ -18,6 +18,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <weft/base/make_error.h>
 #include <weft/engine/autograd/contexts.h>
 #include <weft/engine/call/core.h>
 #include <weft/optim.h>

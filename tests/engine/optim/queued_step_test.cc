@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/optim/sgd.h>
 
+#include <weft/base/make_error.h>
 #include <weft/optim.h>
 #include <weft/tests/engine/autograd/settings.h>
 #include <weft/transport/inproc/faults.h>

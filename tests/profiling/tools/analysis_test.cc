@@ -288,6 +288,18 @@ TEST(Analysis, TellsTheFateOfUnansweredCalls) {
   EXPECT_THAT(findings[2].text, HasSubstr("on rank 2: it has never arrived there"));
 }
 
+TEST(Analysis, QueuedCallNamesWhatTheThreadsRun) {
+  Dumps dumps = job(2);
+  Record queued = call("served", 0, 7, "open"), running = call("served", 0, 6, "open");
+  queued.runs = false;
+  running.name = "work::hold";
+  dumps.agents[0].records = {call("call", 1, 7, "open")};
+  dumps.agents[1].records = {running, queued};
+  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text,
+              HasSubstr("it waits there for a thread, because its threads run work::hold for 9.0 s "
+                        "(rpc::Options::worker_threads of that worker)"));
+}
+
 TEST(Analysis, EvictedCallIsNotReportedMissing) {
   Dumps dumps = job(2);
   dumps.agents[0].records = {call("call", 1, 7, "open")};

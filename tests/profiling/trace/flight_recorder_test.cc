@@ -33,6 +33,19 @@ const Member& somebody() {
 
 std::unique_ptr<FlightRecorder> made() { return std::make_unique<FlightRecorder>(); }
 
+TEST(FlightRecorder, TellsRunningCallsFromQueuedOnes) {
+  const auto recorder = made();
+  const auto ticket = recorder->begin(somebody(), Kind::Served, {"f", 1, 0}, 1000);
+  EXPECT_FALSE(recorder->read().at(0).runs);
+  recorder->run(ticket);
+  EXPECT_TRUE(recorder->read().at(0).runs);
+  EXPECT_EQ(recorder->read().at(0).state, State::Open);
+  recorder->end(ticket, 3000, nullptr, -1, 0);
+  recorder->run(ticket);  // too late
+  EXPECT_FALSE(recorder->read().at(0).runs);
+  EXPECT_EQ(recorder->read().at(0).state, State::Done);
+}
+
 TEST(FlightRecorder, KeepsAllFieldsOfAnOperation) {
   const auto recorder = made();
   const std::array<std::int64_t, 5> shape{2, 3, 4, 5, 6};

@@ -3,6 +3,7 @@
 #include <functional>
 #include <thread>
 
+#include <weft/base/make_error.h>
 #include <weft/tests/transport/cuda_ipc/lanes.h>
 #include <weft/transport/cuda_ipc/page.h>
 

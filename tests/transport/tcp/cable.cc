@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <weft/base/make_error.h>
 #include <weft/tests/transport/tcp/cable.h>
 
 namespace weft::transport::tcp {

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <weft/base/make_error.h>
 #include <weft/tests/transport/tcp/streams.h>
 
 namespace weft::transport::tcp {
