@@ -190,7 +190,7 @@ void Claims::oust(const WorkerRecord& holder, const std::string& what, const Ask
   }
   declare_lost(holder.rank, holder.generation,
                "the worker '" + own_.name +
-                   "' wants its place, and it gives no sign of life: " + why->text());
+                   "' wants its place, and it does not answer a liveness probe: " + why->text());
 }
 
 bool Claims::was_ever(transport::Bootstrap& store, const std::string& name) {

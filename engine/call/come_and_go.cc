@@ -75,7 +75,7 @@ std::optional<Error> AgentCore::knock(const Directory::Entry& worker, Deadline d
     } catch (const Error& caught) {
       error = caught;
     }
-    peer->close(Error(Blame::Cancelled, "it was asked for a sign of life"));
+    peer->close(Error(Blame::Cancelled, "it was asked only for a liveness probe"));
     if (!error) return std::nullopt;
     if (!ends_connection(error->blame())) throw Error(*error);
     lost = std::move(error);
@@ -175,7 +175,8 @@ void AgentCore::watch_neighbours() {
 
 // Declares a worker lost that does not answer this one. Blocks on the store.
 void AgentCore::declare_lost(const Member& worker, const Error& why) {
-  std::string text = "it gives no sign of life to " + describe(parts_.self) + ": " + why.text();
+  std::string text =
+      "it does not answer the liveness probe of " + describe(parts_.self) + ": " + why.text();
   bool is_lost = true;
   try {
     is_lost = directory_.declare_lost(worker.worker.rank, worker.generation, text);

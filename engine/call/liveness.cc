@@ -109,8 +109,9 @@ void AgentCore::asked_whether_alive(const Recipient& asked, const std::exception
   contexts_->worker_lost(rank, successor);
   thread_pool_->recall();  // wakes threads that wait in shutdown() for this worker
   if (parts_.world_size) {
-    const Error lost(Blame::PeerLost,
-                     name_of(rank) + " is lost: it gives no sign of life: " + why_not->text());
+    const Error lost(
+        Blame::PeerLost,
+        name_of(rank) + " is lost: it does not answer a liveness probe: " + why_not->text());
     const auto known = directory_.known(rank);  // a stranger may give a rank that nobody has
     if (is_news && known && news_.add_lost(*known, lost)) tell_news();
   } else if (const auto present = present_.find(rank);
