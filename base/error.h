@@ -25,7 +25,7 @@ enum class Blame {
   Device,       // a GPU or NIC failed; its context is lost
   Cancelled,    // the operation was withdrawn
   Remote,       // the called function threw on the other worker
-  Protocol,     // the peer sent what it must not: run one version of Weft everywhere
+  Protocol,     // the peer sent invalid bytes: run one version of Weft everywhere
 };
 // Returns the name of the enumerator: "PeerLost".
 WEFT_API std::string_view name(Blame blame);
@@ -43,7 +43,7 @@ struct Place {
   }
 };
 
-// The exception that Weft throws. what() has the blame, the text and the place.
+// The exception that Weft throws. Its what() has the blame, the text and the place.
 class WEFT_API Error : public std::runtime_error {
  public:
   // Makes an error without a native code.

@@ -206,7 +206,7 @@ class Destination {
   }
   // A name, a rank or a worker.
   using Target = std::variant<std::string, int, WorkerInfo>;
-  // Whom the destination names.
+  // The worker that the destination names.
   const Target& target() const { return target_; }
   // The time limit; nullopt for the agent's.
   std::optional<std::chrono::milliseconds> timeout() const { return timeout_; }

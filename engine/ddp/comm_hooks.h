@@ -63,7 +63,7 @@ namespace comm_hooks {
 // Averages as DDP does without a hook. `group` carries the buckets. If the model lies on several
 // GPUs, the buckets of the other GPUs use their own group (GradBucket::group()).
 WEFT_API CommHook all_reduce(ProcessGroup group);
-// Sends the gradients as float16 or bfloat16, which halves the bytes. Divides before the sum, so
+// Sends the gradients as float16, which halves the bytes of float32. Divides before the sum, so
 // that float16 does not overflow. Complex gradients are sent as their real and imaginary parts,
 // twice as many elements; sparse complex ones are sent uncompressed.
 WEFT_API CommHook fp16_compress(ProcessGroup group);

@@ -201,7 +201,7 @@ class Future {
   // The work that is still enqueued for the value, once done.
   detail::DeviceWorkRef device_work() const { return state().device_work(); }
 
-  // For Weft's own use: what co_await calls.
+  // For Weft's own use: called by co_await.
   bool await_ready() const { return done(); }
   void await_suspend(std::coroutine_handle<> handle) const {
     state().on_done(detail::Resumption(handle));

@@ -27,8 +27,8 @@
 
 namespace weft::functional {
 
-// Returns root's values. Backward: the input's gradient on root is the sum of all ranks' gradients;
-// on other ranks, of whose inputs only the shape matters, it is zero.
+// Returns root's values; only the shape of the other ranks' inputs matters. Backward: the input's
+// gradient is the sum of all ranks' gradients on root, and zero on the others.
 WEFT_API at::Tensor broadcast(const at::Tensor& tensor, int root, ProcessGroup group);
 // Returns the reduction on root, and zeros on the others, whose gradients do not count.
 WEFT_API at::Tensor reduce(const at::Tensor& tensor, int root, ProcessGroup group,

@@ -4,8 +4,9 @@
 // object is passed to the code that needs it.
 //
 // Order: all ranks of a group issue the same collectives in the same order. A group may be used
-// from every thread of its rank; calls are then ordered as they arrive. Only init_process_group,
-// new_group, split, monitored_barrier and Work's waits block the host.
+// from every thread of its rank; calls are then ordered as they arrive. These block the host:
+// init_process_group, new_group, split, monitored_barrier, leave, dropping the last handle,
+// waiting_for, all_reduce of sparse tensors, and Work's waits.
 //
 // Arguments that are wrong on this rank (shape, dtype, device, contiguity, rank) throw Caller
 // before anything is sent. With WEFT_DEBUG=detail, differences between ranks are found too.
@@ -91,8 +92,9 @@ class WEFT_API ProcessGroup {
   std::string backend(c10::Device device) const;
   // The ranks for which this one waits at this moment, and the operations, a line for each:
   // "all_reduce #7: rank 2 has not come; last seen in #6 (all_reduce, 12 s ago)". Call it on
-  // another thread than the one that waits. Asks the other ranks, and so blocks for up to a second;
-  // empty if nothing is pending, or all have come.
+  // another thread than the one that waits. Asks the other ranks, and so may block for up to 2 s
+  // (and queries the store if a rank waits in a meeting there). Empty if nothing is pending, or all
+  // have come.
   std::vector<std::string> waiting_for() const;
 
   // Copies root's tensor into the tensor of every other rank.
@@ -177,7 +179,7 @@ class WEFT_API ProcessGroup {
   // the last handle is destroyed. Throws Caller for a limit that is not positive, and if this rank
   // has left before.
   void leave(std::chrono::milliseconds limit);
-  // Fails every pending and later operation of this group, on all ranks, with Cancelled and the
+  // Fails all pending and later operations of this group, on all ranks, with Cancelled and the
   // reason.
   void abort(std::string reason);
   // The latest events of this process, in all its groups and agents, as JSON for weft-debug

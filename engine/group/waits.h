@@ -96,8 +96,8 @@ class Waits : public std::enable_shared_from_this<Waits> {
   void add(const std::string& group, Source source);
   void remove(const std::string& group);
 
-  // Asks the members of a group. Blocks until all have answered, or for about a second. On the loop
-  // it asks nobody.
+  // Asks the members of a group. Blocks until all have answered: for 1 s, and 2 s if the loop is
+  // held up. On the loop it asks nobody.
   Answers ask(const std::string& group);
   // One line for each operation and meeting of the group in which this rank waits, and each rank
   // that it waits for there. Blocks like ask().

@@ -195,7 +195,7 @@ class DistributedOptimizer {
   // save() returns each optimizer's state, in libtorch's form, one for each owner in the order of
   // the parameters. load() replaces all state of an optimizer over the same parameters by it.
   std::vector<std::string> save() const { return optim::save(owners_); }
-  // Loads what save() has returned.
+  // Loads the states that save() has returned.
   void load(const std::vector<std::string>& states) const { optim::load(owners_, states); }
 
  private:

@@ -9,8 +9,8 @@
 
 namespace weft {
 
-// Throw Caller if no launcher started this process, naming the variables, and if the variable is
-// not a number.
+// This process's rank in the job. Throws Caller if no launcher started this process (the error
+// names the variables), and if the variable is not a number.
 WEFT_API int launched_rank();
 // The number of ranks of the job. Throws like launched_rank().
 WEFT_API int launched_world_size();

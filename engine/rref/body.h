@@ -90,7 +90,7 @@ struct MethodBody {
                   const CompletionRef<Result>& to) {
     auto& given = *static_cast<Arguments*>(arguments.get());
     finish<Shape>(arguments, to, [&]() -> decltype(auto) {
-      // Which the arguments keep; what has it ends outside the turns of the loop.
+      // The arguments keep the value alive. They are destroyed outside the turns of the loop.
       M& value = *std::static_pointer_cast<rref::OwnedValue<M>>(std::get<0>(given).owned)->value();
       weft::detail::hand_over_referred(value);
       return std::apply(
@@ -106,8 +106,8 @@ struct MethodBody {
   }
 };
 
-// Keeps what comes as the value of an RRef, whose creation ends before it is there, or has
-// failed: what waits behind the value is answered after its creation.
+// Stores a call's result, or its error, as the value of an RRef. Completes the creation first, so
+// that calls that wait for the value are answered after its creation.
 template <class R>
 class StoreResult final : public Completion<R> {
  public:
@@ -165,8 +165,8 @@ struct ConstructorBody : StartsAtOnce {
   }
 };
 
-// Why the method F cannot be called on an M, whatever the arguments, or the function F where M is
-// void.
+// Finds why the method F cannot be called on an M with any arguments; for a void M, why the
+// function F cannot be called.
 template <auto F, class M>
 consteval auto refusal_of_exposed() {
   return std::conditional_t<std::is_void_v<M>, ShapeOf<std::remove_const_t<decltype(F)>>,

@@ -67,8 +67,8 @@ struct Created {
                    &Created::serve));
 };
 
-// Takes the end of a creation on this worker itself. What is enqueued for the value is the value's
-// own to wait for.
+// Receives the end of a creation on this worker itself. It does not wait for work that is enqueued
+// for the value: users of the value do.
 WEFT_API CompletionRef<void> ends_here(const std::shared_ptr<AgentCore>& core,
                                        const Function& function, std::uint64_t id);
 
