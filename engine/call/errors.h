@@ -20,9 +20,8 @@ class WEFT_API RemoteError : public Error {
   const std::string& worker() const noexcept { return worker_; }
   // The name of the function.
   const std::string& function() const noexcept { return function_; }
-  const std::string& text() const noexcept {
-    return text_;
-  }  // the exception's own text, cut if long
+  // The exception's own text, cut if long.
+  const std::string& text() const noexcept { return text_; }
 
  private:
   std::string worker_;

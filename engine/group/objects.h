@@ -9,8 +9,8 @@
 //
 // For small values of the host: they are copied several times, and above 4 GiB all ranks of the
 // call throw Caller. Tensors in them travel through host memory and arrive on the device that they
-// were on; if it does not exist there, the call throws. Calls block the host. Each call
-// counts as two of the group's operations.
+// were on; if it does not exist there, the call throws. Calls block the host. Each call counts as
+// two of the group's operations.
 #pragma once
 
 #include <cstddef>
