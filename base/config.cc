@@ -15,6 +15,7 @@
 #include <weft/base/error.h>
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 
 namespace weft {
 
@@ -106,7 +107,7 @@ const Config& config() {
   static constinit ForkMutex mutex(ForkOrder::Config);
   static constinit std::atomic<const Config*> read{nullptr};
   if (const Config* const known = read.load(std::memory_order_acquire)) return *known;
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (read.load(std::memory_order_relaxed) == nullptr) {
     read.store(new Config(Config::from([](const char* name) { return std::getenv(name); })),
                std::memory_order_release);

@@ -10,12 +10,13 @@
 #include <weft/base/error.h>
 #include <weft/base/event_loop_inner.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 
 namespace weft {
 
 void EventLoop::Inner::add_poller(std::shared_ptr<Entry> entry) {
   {
-    std::lock_guard lock(mailbox->mutex);
+    MutexLock lock(mailbox->mutex);
     auto more = std::make_shared<Pollers>(*pollers);
     more->push_back(std::move(entry));
     pollers = std::move(more);
@@ -82,7 +83,7 @@ EventLoop::~EventLoop() {
 
 void EventLoop::Inner::stop() {
   {
-    std::lock_guard lock(turns_mutex);
+    MutexLock lock(turns_mutex);
     stopping = true;
     while (!waiters.empty()) call(*waiters.back());
   }
@@ -90,7 +91,7 @@ void EventLoop::Inner::stop() {
   std::vector<Task> dropped;
   // Destroyed outside the lock, because handlers own objects.
   std::vector<std::shared_ptr<Entry>> ended;
-  std::lock_guard lock(mailbox->mutex);
+  MutexLock lock(mailbox->mutex);
   mailbox->closed = true;
   dropped.swap(mailbox->posted);
   const auto end = [&ended](std::shared_ptr<Entry>& entry) {
@@ -122,7 +123,7 @@ EventLoop::Registration EventLoop::at(Deadline deadline, Task task) {
   entry->task = std::move(task);
   bool must_wake = false;
   {
-    std::lock_guard lock(inner_->mailbox->mutex);
+    MutexLock lock(inner_->mailbox->mutex);
     const auto place = inner_->timers.emplace(deadline.point(), entry);
     inner_->next_timer = inner_->timers.begin()->first;
     must_wake = place == inner_->timers.begin() && inner_->mailbox->take_sleeping();
@@ -139,7 +140,7 @@ EventLoop::Registration EventLoop::watch(int descriptor, std::uint32_t events,
   entry->descriptor = descriptor;
   std::uint64_t key = 0;
   {
-    std::lock_guard lock(inner_->mailbox->mutex);
+    MutexLock lock(inner_->mailbox->mutex);
     key = inner_->next_key++;
     inner_->descriptors.emplace(key, entry);
   }
@@ -148,7 +149,7 @@ EventLoop::Registration EventLoop::watch(int descriptor, std::uint32_t events,
   event.data.u64 = key;
   if (epoll_ctl(inner_->mailbox->epoll.get(), EPOLL_CTL_ADD, descriptor, &event) != 0) {
     const int number = errno;
-    std::lock_guard lock(inner_->mailbox->mutex);
+    MutexLock lock(inner_->mailbox->mutex);
     inner_->descriptors.erase(key);
     throw system_error(
         number == EBADF || number == EEXIST || number == EPERM ? Blame::Caller : Blame::Busy,
@@ -199,7 +200,7 @@ bool EventLoop::drive(const std::function<bool()>& done, Deadline deadline, cons
 std::vector<EventLoop::Wait> EventLoop::waiting_since(
     std::chrono::steady_clock::time_point then) const {
   std::vector<Wait> found;
-  std::lock_guard lock(inner_->turns_mutex);
+  MutexLock lock(inner_->turns_mutex);
   const auto add = [&](const Wait& wait) {
     if (wait.awaited != nullptr && wait.since <= then) found.push_back(wait);
   };

@@ -22,6 +22,7 @@
 
 #include <weft/base/descriptor.h>
 #include <weft/base/event_loop.h>
+#include <weft/base/mutex.h>
 
 namespace weft {
 
@@ -38,13 +39,12 @@ struct EventLoop::Mailbox {
   }
 
   // Returns whether wake() must be called, and clears the flag, because one wake-up is enough.
-  // Requires mutex.
-  bool take_sleeping() { return std::exchange(sleeping, false); }
+  bool take_sleeping() WEFT_REQUIRES(mutex) { return std::exchange(sleeping, false); }
 
   void post(Task task, bool ends_rest = true) {
     bool must_wake = false;
     {
-      std::lock_guard lock(mutex);
+      MutexLock lock(mutex);
       if (closed) return;
       posted.push_back(std::move(task));
       has_posted.store(true, std::memory_order_release);
@@ -60,7 +60,7 @@ struct EventLoop::Mailbox {
   void discard() {
     bool must_wake = false;
     {
-      std::lock_guard lock(mutex);
+      MutexLock lock(mutex);
       garbage = true;
       must_wake = take_sleeping();
     }
@@ -86,18 +86,20 @@ struct EventLoop::Mailbox {
   std::atomic<bool> attended{false};    // a caller turns the loop and will see posted work
   std::atomic<std::thread::id> client;  // the thread that posted or drove last
   std::atomic<int> client_cpu{-1};      // the processor it ran on; -1 once the loop has seen it
-  std::mutex mutex;
+  Mutex mutex;
   // Signalled when the loop's thread, which has given way to callers, may be needed.
   std::condition_variable rested;
-  bool resting = false;     // the loop's thread has given way
-  bool rests_long = false;  // and must be told when the last caller leaves
-  std::vector<Task> posted;
-  bool is_urgent = false;  // a posted task ends the rest of the loop's thread
-  bool sleeping = false;   // a thread sleeps in epoll, or is about to
-  bool recalled = false;   // the turning thread must look again before it sleeps
+  bool resting WEFT_GUARDED_BY(mutex) = false;     // the loop's thread has given way
+  bool rests_long WEFT_GUARDED_BY(mutex) = false;  // and must be told when the last caller leaves
+  std::vector<Task> posted WEFT_GUARDED_BY(mutex);
+  // A posted task ends the rest of the loop's thread.
+  bool is_urgent WEFT_GUARDED_BY(mutex) = false;
+  bool sleeping WEFT_GUARDED_BY(mutex) = false;  // a thread sleeps in epoll, or is about to
+  // The turning thread must look again before it sleeps.
+  bool recalled WEFT_GUARDED_BY(mutex) = false;
   // Counts calls of recall(): one made just before the loop's thread rests ends that rest too.
   std::atomic<unsigned> recalls{0};
-  bool closed = false;
+  bool closed WEFT_GUARDED_BY(mutex) = false;
 };
 
 struct EventLoop::Entry {
@@ -130,29 +132,28 @@ struct EventLoop::Inner {
   using Pollers = std::vector<std::shared_ptr<Entry>>;
 
   const std::string name;
-  // Its mutex also guards the tables below.
   const std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
-  std::multimap<Deadline::Clock::time_point, std::shared_ptr<Entry>> timers;
+  std::multimap<Deadline::Clock::time_point, std::shared_ptr<Entry>> timers
+      WEFT_GUARDED_BY(mailbox->mutex);
   std::atomic<Deadline::Clock::time_point> next_timer{Deadline::Clock::time_point::max()};
-  std::shared_ptr<const Pollers> pollers =
+  std::shared_ptr<const Pollers> pollers WEFT_GUARDED_BY(mailbox->mutex) =
       std::make_shared<const Pollers>();  // replaced as a whole
   std::atomic<bool> pollers_changed{false};
-  std::unordered_map<std::uint64_t, std::shared_ptr<Entry>> descriptors;
-  std::uint64_t next_key = 1;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Entry>> descriptors
+      WEFT_GUARDED_BY(mailbox->mutex);
+  std::uint64_t next_key WEFT_GUARDED_BY(mailbox->mutex) = 1;
 
   void own_turns(const std::function<bool()>& until);
   std::chrono::nanoseconds rest(std::chrono::nanoseconds most, unsigned recalls);
-  void take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done,
-                  Deadline deadline);
-  void hand_over();
+  void take_turns(const std::function<bool()>& done, Deadline deadline);
+  void hand_over() WEFT_REQUIRES(turns_mutex);
   struct Waiter;
   bool wait_for_turn(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done,
-                     Deadline deadline, const Wait& wait);
-  // These four require turns_mutex.
-  void call(Waiter& waiter);
-  void call_all_of(const void* awaited);
-  void call_done();
-  void pass_turn_on();
+                     Deadline deadline, const Wait& wait) WEFT_REQUIRES(turns_mutex);
+  void call(Waiter& waiter) WEFT_REQUIRES(turns_mutex);
+  void call_all_of(const void* awaited) WEFT_REQUIRES(turns_mutex);
+  void call_done() WEFT_REQUIRES(turns_mutex);
+  void pass_turn_on() WEFT_REQUIRES(turns_mutex);
   bool turn();
   void look_at_clock();
   void sweep();
@@ -181,19 +182,22 @@ struct EventLoop::Inner {
     bool is_called = false;  // and removed from both tables
   };
 
-  std::mutex turns_mutex;      // guards the members that decide which thread turns
-  std::list<Waiter*> waiters;  // in the order in which they began to wait
+  Mutex turns_mutex;
+  // In the order in which they began to wait.
+  std::list<Waiter*> waiters WEFT_GUARDED_BY(turns_mutex);
   // The same waiters by what they await; null: their done() is called.
-  std::unordered_multimap<const void*, Waiter*> awaiting;
-  Wait turns_for;  // the wait of the caller that turns
-  bool turning = false;
+  std::unordered_multimap<const void*, Waiter*> awaiting WEFT_GUARDED_BY(turns_mutex);
+  Wait turns_for WEFT_GUARDED_BY(turns_mutex);  // the wait of the caller that turns
+  bool turning WEFT_GUARDED_BY(turns_mutex) = false;
   // Threads inside drive(). This and `stopping` change under turns_mutex.
   std::atomic<int> callers{0};
   std::atomic<bool> stopping{false};
   std::atomic<bool> standing_by{false};  // the loop's thread sleeps in epoll, outside a turn
-  Deadline::Clock::time_point standing_by_until;  // the end of that sleep
+  // The end of that sleep.
+  Deadline::Clock::time_point standing_by_until WEFT_GUARDED_BY(turns_mutex);
   // When the last caller left.
-  Deadline::Clock::time_point callers_left = Deadline::Clock::time_point();
+  Deadline::Clock::time_point callers_left WEFT_GUARDED_BY(turns_mutex) =
+      Deadline::Clock::time_point();
   std::atomic<std::thread::id> turner;
 
   // Used only by the thread that turns.

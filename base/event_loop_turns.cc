@@ -10,6 +10,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/event_loop_inner.h>
+#include <weft/base/mutex.h>
 #include <weft/base/timer_slack.h>
 
 namespace weft {
@@ -57,12 +58,16 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
   }
   Wait wait{awaited, {}};
   if (awaited != nullptr) wait.since = coarse_now();
-  std::unique_lock lock(turns_mutex);
+  UniqueLock lock(turns_mutex);
   ++callers;
   while (!done() && !stopping) {
     if (!turning) {
       turns_for = wait;
-      take_turns(lock, done, deadline);
+      turning = true;
+      lock.unlock();
+      take_turns(done, deadline);
+      lock.lock();
+      turning = false;
       turns_for = {};
       if (now >= deadline.point()) break;
     } else if (!wait_for_turn(lock, done, deadline, wait)) {
@@ -80,7 +85,7 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
   return done();
 }
 
-// Returns false if the deadline passed first. Requires turns_mutex.
+// Returns false if the deadline passed first.
 bool EventLoop::Inner::wait_for_turn(std::unique_lock<std::mutex>& lock,
                                      const std::function<bool()>& done, Deadline deadline,
                                      const Wait& wait) {
@@ -124,18 +129,15 @@ void EventLoop::Inner::pass_turn_on() {
   if (!waiters.empty()) call(*waiters.back());
 }
 
-void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock,
-                                  const std::function<bool()>& done, Deadline deadline) {
-  turning = true;
+void EventLoop::Inner::take_turns(const std::function<bool()>& done, Deadline deadline) {
   turner.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  lock.unlock();
   mailbox->attended.store(true, std::memory_order_relaxed);
   now = last_progress = Clock::now();
   for (;;) {
     const bool progressed = turn();
     if (done() || now >= deadline.point() || stopping) break;
     if (callers > 1 && progressed) {
-      std::lock_guard guard(turns_mutex);
+      MutexLock guard(turns_mutex);
       call_done();
     }
     sleep(time_to_wait(deadline, progressed, Turner::Waits));
@@ -143,15 +145,13 @@ void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock,
   // Relaxed is enough: the mutex is locked before any thread relies on it.
   mailbox->attended.store(false, std::memory_order_relaxed);
   turner.store(std::thread::id(), std::memory_order_relaxed);
-  lock.lock();
-  turning = false;
 }
 
 // Called when the last caller leaves. Wakes the loop's thread if it rests, or sleeps longer than
 // the work that has arrived meanwhile allows.
 void EventLoop::Inner::hand_over() {
   if (!standing_by) {
-    std::lock_guard lock(mailbox->mutex);
+    MutexLock lock(mailbox->mutex);
     if (mailbox->is_urgent || mailbox->rests_long) mailbox->rested.notify_one();
     return;
   }
@@ -163,12 +163,12 @@ void EventLoop::Inner::hand_over() {
 void EventLoop::Inner::recall() {
   bool must_wake = false;
   {
-    std::lock_guard lock(turns_mutex);
+    MutexLock lock(turns_mutex);
     must_wake = standing_by;
     call_all_of(nullptr);
   }
   {
-    std::lock_guard lock(mailbox->mutex);
+    MutexLock lock(mailbox->mutex);
     mailbox->recalled = true;
     ++mailbox->recalls;
     must_wake |= mailbox->take_sleeping();
@@ -179,14 +179,14 @@ void EventLoop::Inner::recall() {
 
 void EventLoop::Inner::recall(const void* awaited) {
   {
-    std::lock_guard lock(turns_mutex);
+    MutexLock lock(turns_mutex);
     call_all_of(awaited);
     // The turning thread checks after each turn.
     if (turns_for.awaited != awaited || inside()) return;
   }
   bool must_wake = false;
   {
-    std::lock_guard lock(mailbox->mutex);
+    MutexLock lock(mailbox->mutex);
     mailbox->recalled = true;
     must_wake = mailbox->take_sleeping();
   }
@@ -196,7 +196,7 @@ void EventLoop::Inner::recall(const void* awaited) {
 void EventLoop::Inner::serve(const std::function<bool()>& until) {
   for (nanoseconds most = kGiveWay;;) {
     const unsigned recalls = mailbox->recalls;
-    std::unique_lock lock(turns_mutex);
+    UniqueLock lock(turns_mutex);
     if (stopping || until()) return;
     const bool may_wait = Clock::now() - callers_left < kGiveWay && !mailbox->has_posted;
     if (turning || callers > 0 || may_wait) {
@@ -216,7 +216,7 @@ void EventLoop::Inner::serve(const std::function<bool()>& until) {
 // caller runs it. Returns how long the next rest may be: while callers stay, the loop's thread
 // looks less and less often, and the last caller wakes it when it leaves.
 nanoseconds EventLoop::Inner::rest(nanoseconds most, unsigned recalls) {
-  std::unique_lock lock(mailbox->mutex);
+  UniqueLock lock(mailbox->mutex);
   if (mailbox->closed || mailbox->recalls != recalls || (mailbox->is_urgent && callers == 0))
     return kGiveWay;
   mailbox->resting = true;
@@ -241,7 +241,7 @@ void EventLoop::Inner::own_turns(const std::function<bool()>& until) {
   turner.store(std::thread::id(), std::memory_order_relaxed);
   served_on = sched_getcpu();
   {
-    std::lock_guard lock(turns_mutex);
+    MutexLock lock(turns_mutex);
     turning = false;
     standing_by = !gives_way && callers == 0 && !stopping;
     standing_by_until = wait == nanoseconds::max() ? Clock::time_point::max() : Clock::now() + wait;
@@ -250,7 +250,7 @@ void EventLoop::Inner::own_turns(const std::function<bool()>& until) {
   }
   if (gives_way) return;
   sleep(wait);
-  std::lock_guard lock(turns_mutex);
+  MutexLock lock(turns_mutex);
   standing_by = false;
 }
 
@@ -264,7 +264,7 @@ void EventLoop::Inner::sweep() {
     dead.push_back(entry);
     return true;
   };
-  std::lock_guard lock(mailbox->mutex);
+  MutexLock lock(mailbox->mutex);
   std::erase_if(timers, [&](const auto& item) { return take(item.second); });
   std::erase_if(descriptors, [&](const auto& item) { return take(item.second); });
   next_timer = timers.empty() ? Clock::time_point::max() : timers.begin()->first;
@@ -297,7 +297,7 @@ bool EventLoop::Inner::run_posted() {
   mailbox->has_posted.exchange(false, std::memory_order_acquire);
   std::vector<Task> tasks;
   {
-    std::lock_guard lock(mailbox->mutex);
+    MutexLock lock(mailbox->mutex);
     tasks.swap(mailbox->posted);
     mailbox->is_urgent = false;
   }
@@ -313,7 +313,7 @@ bool EventLoop::Inner::run_timers() {
   if (next_timer.load() > now) return false;
   std::vector<std::shared_ptr<Entry>> due;
   {
-    std::lock_guard lock(mailbox->mutex);
+    MutexLock lock(mailbox->mutex);
     while (!timers.empty() && timers.begin()->first <= now) {
       due.push_back(std::move(timers.begin()->second));
       timers.erase(timers.begin());
@@ -330,7 +330,7 @@ bool EventLoop::Inner::run_pollers() {
   if (pollers_changed.load(std::memory_order_acquire) && pollers_changed.exchange(false)) {
     // Destroyed outside the lock, because handlers own objects.
     std::shared_ptr<const Pollers> before;
-    std::lock_guard lock(mailbox->mutex);
+    MutexLock lock(mailbox->mutex);
     before = std::exchange(polled, pollers);
   }
   bool progressed = false;
@@ -376,7 +376,7 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turn
   std::shared_ptr<const Pollers> all;
   auto until = limit.point();
   {
-    std::lock_guard lock(mailbox->mutex);
+    MutexLock lock(mailbox->mutex);
     mailbox->sleeping = false;
     if (!mailbox->posted.empty() || mailbox->garbage || std::exchange(mailbox->recalled, false))
       return nanoseconds(0);
@@ -390,7 +390,7 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turn
       until = std::min(until, now + std::clamp<nanoseconds>((now - last_progress) / 4,
                                                             kShortestPollPause, kLongestPollPause));
     } else if (!entry->park()) {
-      std::lock_guard lock(mailbox->mutex);
+      MutexLock lock(mailbox->mutex);
       mailbox->sleeping = false;
       return nanoseconds(0);
     }
@@ -439,7 +439,7 @@ bool EventLoop::Inner::run_descriptors() {
     }
     std::shared_ptr<Entry> entry;
     {
-      std::lock_guard lock(mailbox->mutex);
+      MutexLock lock(mailbox->mutex);
       const auto found = descriptors.find(key);
       if (found == descriptors.end() || !found->second->live) continue;
       entry = found->second;

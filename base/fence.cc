@@ -2,13 +2,14 @@
 #include <weft/base/error.h>
 #include <weft/base/fence.h>
 #include <weft/base/futex.h>
+#include <weft/base/mutex.h>
 
 namespace weft {
 
 void HostFlag::raise() noexcept {
   std::vector<Task> tasks;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (query()) return;
     word_->store(value_, std::memory_order_seq_cst);
     tasks.swap(tasks_);
@@ -49,7 +50,7 @@ void HostFlag::wait(const cuda::StreamRef&) const {
 
 bool HostFlag::on_passed(Task& task) const {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!query()) {
       tasks_.push_back(std::move(task));
       return true;

@@ -7,10 +7,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include <weft/base/deadline.h>
+#include <weft/base/mutex.h>
 #include <weft/base/task.h>
 
 namespace weft {
@@ -95,8 +95,8 @@ class HostFlag : public Fence::Source {
   std::uint32_t value_;
   // The number of blocked threads. At zero, raise() saves the system call that wakes them.
   mutable std::atomic<std::uint32_t> sleepers_{0};
-  mutable std::mutex mutex_;  // guards tasks_
-  mutable std::vector<Task> tasks_;
+  mutable Mutex mutex_;
+  mutable std::vector<Task> tasks_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft

@@ -44,8 +44,7 @@ void ForkMutex::enroll() {
   broken("more than 64 ForkMutex");
 }
 
-// Locks and unlocks many mutexes of a table, which the analysis cannot follow.
-WEFT_UNCHECKED_LOCKING void ForkMutex::lock_all() {
+void ForkMutex::lock_all() {
   forking.lock();
   held_count = 0;
   for (const std::atomic<ForkMutex*>& place : table) {
@@ -55,10 +54,11 @@ WEFT_UNCHECKED_LOCKING void ForkMutex::lock_all() {
   std::sort(held.begin(), end, [](const ForkMutex* a, const ForkMutex* b) {
     return std::pair(a->order_, a) < std::pair(b->order_, b);
   });
+  // unlock_all() unlocks them.
   std::for_each(held.begin(), end, [](ForkMutex* one) WEFT_UNCHECKED_LOCKING { one->lock(); });
 }
 
-WEFT_UNCHECKED_LOCKING void ForkMutex::unlock_all() {
+void ForkMutex::unlock_all() {
   std::for_each(held.begin(), held.begin() + held_count,
                 [](ForkMutex* one) WEFT_UNCHECKED_LOCKING { one->unlock(); });
   forking.unlock();

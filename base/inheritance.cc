@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -9,6 +8,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/inheritance.h>
+#include <weft/base/mutex.h>
 
 namespace weft {
 
@@ -41,9 +41,10 @@ void MadeIn::throw_inherited(const std::string& what) const {
 
 void keep_inherited(std::shared_ptr<const void> object) {
   // Never destroyed: static variables end before some objects.
-  static auto* const mutex = new std::mutex;
-  static auto* const kept = new std::vector<std::shared_ptr<const void>>;
-  std::lock_guard lock(*mutex);
+  static auto* const mutex = new Mutex;
+  static auto* const kept WEFT_POINTEE_GUARDED_BY(*mutex) =
+      new std::vector<std::shared_ptr<const void>>;
+  MutexLock lock(*mutex);
   kept->push_back(std::move(object));
 }
 

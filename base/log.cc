@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <memory>
-#include <mutex>
 
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
@@ -10,6 +9,7 @@
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 
 namespace weft::log {
 
@@ -18,7 +18,7 @@ namespace {
 thread_local std::string label;
 
 constinit ForkMutex sink_mutex(ForkOrder::Capture);
-std::function<void(LogLevel, std::string_view)> captured;  // guarded by sink_mutex
+std::function<void(LogLevel, std::string_view)> captured WEFT_GUARDED_BY(sink_mutex);
 std::atomic<bool> capturing{false};
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
@@ -38,8 +38,7 @@ constinit ForkMutex logger_mutex(ForkOrder::Log);
 // Never destroyed, because threads may log while the process ends.
 std::atomic<spdlog::logger*> made{nullptr};
 
-// Requires logger_mutex.
-spdlog::logger* make_logger() {
+spdlog::logger* make_logger() WEFT_REQUIRES(logger_mutex) {
   auto* fresh = new spdlog::logger("weft", std::make_shared<spdlog::sinks::stderr_color_sink_st>());
   fresh->set_pattern("weft %H:%M:%S.%e %L %v");
   try {
@@ -54,7 +53,7 @@ spdlog::logger* make_logger() {
 spdlog::logger& logger() {
   spdlog::logger* known = made.load(std::memory_order_acquire);
   if (known != nullptr) return *known;
-  std::lock_guard lock(logger_mutex);
+  MutexLock lock(logger_mutex);
   known = made.load(std::memory_order_relaxed);
   if (known == nullptr) made.store(known = make_logger(), std::memory_order_release);
   return *known;
@@ -67,12 +66,12 @@ bool enabled(LogLevel level) noexcept { return capturing || logger().should_log(
 void write(LogLevel level, std::string_view text) noexcept {
   try {
     if (capturing) {
-      std::lock_guard lock(sink_mutex);
+      MutexLock lock(sink_mutex);
       if (captured) return captured(level, text);
     }
     spdlog::logger& to = logger();
     if (!to.should_log(to_spdlog(level))) return;
-    std::lock_guard lock(logger_mutex);
+    MutexLock lock(logger_mutex);
     if (label.empty()) {
       to.log(to_spdlog(level), spdlog::string_view_t(text.data(), text.size()));
     } else {
@@ -86,14 +85,14 @@ void write(LogLevel level, std::string_view text) noexcept {
 void set_thread_label(std::string text) { label = std::move(text); }
 
 Capture::Capture(std::function<void(LogLevel, std::string_view)> sink) {
-  std::lock_guard lock(sink_mutex);
+  MutexLock lock(sink_mutex);
   if (captured) broken("two log::Capture at once");
   captured = std::move(sink);
   capturing = true;
 }
 
 Capture::~Capture() {
-  std::lock_guard lock(sink_mutex);
+  MutexLock lock(sink_mutex);
   captured = nullptr;
   capturing = false;
 }

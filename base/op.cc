@@ -2,6 +2,7 @@
 #include <vector>
 
 #include <weft/base/fork_mutex.h>
+#include <weft/base/mutex.h>
 #include <weft/base/op.h>
 
 namespace weft {
@@ -26,17 +27,17 @@ struct Op::State {
   std::shared_ptr<HostFlag> flag;  // null if `done` is an event
   std::atomic<bool> finished{false};
   std::atomic<int> source_rank{-1};
-  mutable std::mutex mutex;  // guards the members below
-  std::optional<Error> error;
-  Pin pin;
-  std::vector<Task> tasks;
+  mutable Mutex mutex;
+  std::optional<Error> error WEFT_GUARDED_BY(mutex);
+  Pin pin WEFT_GUARDED_BY(mutex);
+  std::vector<Task> tasks WEFT_GUARDED_BY(mutex);
 
   bool end(std::optional<Error> why) noexcept {
     const InsideEnding inside;
     Pin released;
     std::vector<Task> due;
     {
-      std::lock_guard lock(mutex);
+      MutexLock lock(mutex);
       if (finished.load(std::memory_order_relaxed)) return false;
       error = std::move(why);
       released = std::move(pin);
@@ -53,8 +54,8 @@ struct Op::State {
 void keep_for_good(Pin memory) noexcept {
   static constinit ForkMutex mutex(ForkOrder::Counts);
   // Never destroyed, and reachable, so that leak checkers do not report it.
-  static auto* const kept = new std::vector<Pin>;
-  std::lock_guard lock(mutex);
+  static auto* const kept WEFT_POINTEE_GUARDED_BY(mutex) = new std::vector<Pin>;
+  MutexLock lock(mutex);
   kept->push_back(std::move(memory));
 }
 
@@ -68,7 +69,7 @@ Fence Op::done() const { return state_ ? state_->done : Fence(); }
 
 std::optional<Error> Op::error() const {
   if (!state_) return std::nullopt;
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   return state_->error;
 }
 
@@ -80,7 +81,7 @@ bool Op::ended() const { return !state_ || state_->finished.load(std::memory_ord
 
 void Op::on_ended(Task task) const {
   if (state_) {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     if (!state_->finished.load(std::memory_order_relaxed)) {
       state_->tasks.push_back(std::move(task));
       return;
@@ -112,7 +113,7 @@ bool Completion::finish() noexcept { return state_->end(std::nullopt); }
 bool Completion::fail(Error error) noexcept { return state_->end(std::move(error)); }
 
 void Completion::keep_pin() noexcept {
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   keep_for_good(state_->pin);
 }
 
