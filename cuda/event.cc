@@ -2,6 +2,7 @@
 #include <utility>
 
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 #include <weft/cuda/event.h>
 
 namespace weft::cuda {
@@ -84,7 +85,7 @@ void Event::destroy() noexcept {
 
 Event EventPool::acquire() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!idle_.empty()) {
       Event event = std::move(idle_.back());
       idle_.pop_back();
@@ -95,7 +96,7 @@ Event EventPool::acquire() {
 }
 
 void EventPool::release(Event event) noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   idle_.push_back(std::move(event));
 }
 
@@ -104,7 +105,7 @@ void EventPool::reserve(std::size_t events) {
 }
 
 std::size_t EventPool::idle() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return idle_.size();
 }
 

@@ -5,9 +5,9 @@
 
 #include <chrono>
 #include <cstddef>
-#include <mutex>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/cuda/device.h>
 #include <weft/cuda/stream.h>
 
@@ -73,8 +73,8 @@ class EventPool {
  private:
   Device& device_;
   const Event::Timing timing_;
-  mutable std::mutex mutex_;
-  std::vector<Event> idle_;
+  mutable Mutex mutex_;
+  std::vector<Event> idle_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::cuda

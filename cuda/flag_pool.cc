@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 #include <weft/cuda/flag_pool.h>
 #include <weft/cuda/pinned.h>
 #include <weft/cuda/poll.h>
@@ -34,14 +34,15 @@ class FlagWords {
   void note_waiter(Device& device);
 
  private:
-  void grow();
+  void grow() WEFT_REQUIRES(mutex_);
 
   std::shared_ptr<Device> device_;
-  mutable std::mutex mutex_;
-  std::vector<PinnedSlab> pages_;
-  std::vector<FlagSlot> free_;      // with the value of the last use
-  std::vector<FlagSlot> unraised_;  // given back before the stream raised them
-  std::vector<std::weak_ptr<Device>> other_waiters_;
+  mutable Mutex mutex_;
+  std::vector<PinnedSlab> pages_ WEFT_GUARDED_BY(mutex_);
+  std::vector<FlagSlot> free_ WEFT_GUARDED_BY(mutex_);  // with the value of the last use
+  // Given back before the stream raised them.
+  std::vector<FlagSlot> unraised_ WEFT_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<Device>> other_waiters_ WEFT_GUARDED_BY(mutex_);
 };
 
 namespace {
@@ -101,7 +102,7 @@ void FlagWords::grow() {
 }
 
 FlagSlot FlagWords::take() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (free_.empty()) {
     const auto done = std::partition(unraised_.begin(), unraised_.end(),
                                      [](const FlagSlot& slot) { return !slot.raised(); });
@@ -116,20 +117,20 @@ FlagSlot FlagWords::take() {
 }
 
 void FlagWords::give_back(FlagSlot slot) noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   // A word that a stream has yet to write must not serve a later flag, because the late write would
   // lower it.
   (slot.raised() ? free_ : unraised_).push_back(slot);
 }
 
 FlagPool::Usage FlagWords::usage() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return {pages_.size() * (kPageBytes / kSpacing), free_.size()};
 }
 
 void FlagWords::note_waiter(Device& device) {
   if (&device == device_.get()) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const bool known = std::any_of(other_waiters_.begin(), other_waiters_.end(),
                                  [&](const auto& other) { return other.lock().get() == &device; });
   if (!known) other_waiters_.push_back(device.weak_from_this());

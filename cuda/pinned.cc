@@ -3,6 +3,7 @@
 #include <bit>
 #include <utility>
 
+#include <weft/base/mutex.h>
 #include <weft/cuda/pinned.h>
 #include <weft/cuda/retire.h>
 #include <weft/profiling/trace/trace.h>
@@ -68,7 +69,7 @@ struct PinnedPool::State {
   State(Device& of, std::size_t bytes) : device(of.shared_from_this()), slab_bytes(bytes) {}
 
   // Cuts a block from the current slab, or from a new one.
-  Block cut(std::size_t room) {
+  Block cut(std::size_t room) WEFT_REQUIRES(mutex) {
     if (room > slab_bytes / 4) {
       const PinnedSlab& own = grow(room);
       return {own.data(), own.address()};
@@ -84,7 +85,7 @@ struct PinnedPool::State {
     return block;
   }
 
-  const PinnedSlab& grow(std::size_t bytes) {
+  const PinnedSlab& grow(std::size_t bytes) WEFT_REQUIRES(mutex) {
     slabs.emplace_back(*device, bytes);
     usage.pinned_bytes += bytes;
     return slabs.back();
@@ -92,12 +93,12 @@ struct PinnedPool::State {
 
   std::shared_ptr<Device> device;
   const std::size_t slab_bytes;
-  std::mutex mutex;
-  std::vector<PinnedSlab> slabs;
-  Block current;
-  std::size_t current_left = 0;
-  std::map<std::size_t, std::vector<Block>> idle;  // by size class
-  Usage usage;
+  Mutex mutex;
+  std::vector<PinnedSlab> slabs WEFT_GUARDED_BY(mutex);
+  Block current WEFT_GUARDED_BY(mutex);
+  std::size_t current_left WEFT_GUARDED_BY(mutex) = 0;
+  std::map<std::size_t, std::vector<Block>> idle WEFT_GUARDED_BY(mutex);  // by size class
+  Usage usage WEFT_GUARDED_BY(mutex);
 };
 
 PinnedPool::PinnedPool(Device& device, std::size_t slab_bytes)
@@ -107,7 +108,7 @@ PinnedMemory PinnedPool::allocate(std::size_t bytes) {
   const std::size_t room = size_class(bytes);
   State::Block block;
   {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     auto& idle = state_->idle[room];
     if (idle.empty()) {
       block = state_->cut(room);
@@ -127,7 +128,7 @@ PinnedMemory PinnedPool::allocate(std::size_t bytes) {
 }
 
 PinnedPool::Usage PinnedPool::usage() const {
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   return state_->usage;
 }
 
@@ -155,7 +156,7 @@ PinnedMemory& PinnedMemory::operator=(PinnedMemory&& other) noexcept {
 void PinnedMemory::give_back() noexcept {
   if (!pool_) return;
   {
-    std::lock_guard lock(pool_->mutex);
+    MutexLock lock(pool_->mutex);
     pool_->idle[room_].push_back({data_, address_});
     pool_->usage.used_bytes -= room_;
   }

@@ -6,6 +6,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 #include <weft/cuda/retire.h>
 #include <weft/profiling/trace/trace.h>
 
@@ -21,14 +22,7 @@ struct Round {
 };
 
 template <class Item>
-Round run_passed(std::mutex& mutex, std::vector<Item>& items) {
-  std::vector<Item> ready;
-  {
-    std::lock_guard lock(mutex);
-    std::vector<Item> rest;
-    for (Item& item : items) (item.last_use.query() ? ready : rest).push_back(std::move(item));
-    items = std::move(rest);
-  }
+Round run(std::vector<Item> ready) {
   Round round;
   if (ready.empty()) return round;
   trace::Range range(reclaiming);
@@ -48,24 +42,33 @@ Round run_passed(std::mutex& mutex, std::vector<Item>& items) {
 }  // namespace
 
 void Retirement::retire(Fence last_use, Task free) noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   items_.push_back({std::move(last_use), std::move(free)});
 }
 
-std::size_t Retirement::reclaim() { return run_passed(mutex_, items_).ran; }
+std::vector<Retirement::Item> Retirement::take_passed() {
+  std::vector<Item> ready;
+  MutexLock lock(mutex_);
+  std::vector<Item> rest;
+  for (Item& item : items_) (item.last_use.query() ? ready : rest).push_back(std::move(item));
+  items_ = std::move(rest);
+  return ready;
+}
+
+std::size_t Retirement::reclaim() { return run(take_passed()).ran; }
 
 bool Retirement::reclaim_all(Deadline deadline) {
   // A task may retire others.
   for (;;) {
     std::vector<Fence> fences;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       for (const Item& item : items_) fences.push_back(item.last_use);
     }
     if (fences.empty()) return true;
     const bool passed = std::all_of(fences.begin(), fences.end(),
                                     [&](const Fence& f) { return f.synchronize(deadline); });
-    const Round round = run_passed(mutex_, items_);
+    const Round round = run(take_passed());
     // Stops if all tasks failed: tasks that retire themselves again would otherwise be tried
     // forever.
     const bool stuck = round.failed > 0 && round.failed == round.ran;
@@ -74,7 +77,7 @@ bool Retirement::reclaim_all(Deadline deadline) {
 }
 
 std::size_t Retirement::pending() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return items_.size();
 }
 

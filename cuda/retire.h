@@ -5,11 +5,11 @@
 #pragma once
 
 #include <cstddef>
-#include <mutex>
 #include <vector>
 
 #include <weft/base/deadline.h>
 #include <weft/base/fence.h>
+#include <weft/base/mutex.h>
 #include <weft/base/task.h>
 
 namespace weft::cuda {
@@ -39,8 +39,10 @@ class Retirement {
     Fence last_use;
     Task free;
   };
-  mutable std::mutex mutex_;
-  std::vector<Item> items_;
+  // Removes and returns the items whose fences have passed.
+  std::vector<Item> take_passed();
+  mutable Mutex mutex_;
+  std::vector<Item> items_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::cuda

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 #include <weft/cuda/span.h>
 
 namespace weft::cuda {
@@ -79,7 +80,7 @@ void Span::end(const StreamRef& stream) noexcept {
   try {
     begun->last.record(stream);
     Spans& spans = stream.device().spans();
-    std::lock_guard lock(spans.mutex_);
+    MutexLock lock(spans.mutex_);
     if (spans.ended_.size() < kMostEnded) spans.ended_.push_back(begun);
   } catch (const std::exception& error) {
     log::debug(std::string("a span of a device is not shown: ") + error.what());
@@ -93,7 +94,7 @@ Spans::~Spans() = default;
 std::shared_ptr<Spans::Base> Spans::base_for(const StreamRef& stream) {
   bool is_new = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     is_new = !std::exchange(asked_, true);
     if (base_) return base_;
   }
@@ -101,7 +102,7 @@ std::shared_ptr<Spans::Base> Spans::base_for(const StreamRef& stream) {
   auto made = std::make_shared<Base>(events_.acquire());
   made->begun = trace::now();
   made->event.record(stream);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!base_) base_ = std::move(made);
   return base_;
 }
@@ -144,7 +145,7 @@ void Spans::collect(const std::function<void(const DeviceSpan&)>& take) noexcept
     if (device_.is_lost()) return;
     std::vector<std::shared_ptr<Span::Begun>> ended;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       ended.swap(ended_);
     }
     std::vector<std::shared_ptr<Span::Begun>> later;
@@ -167,14 +168,14 @@ void Spans::collect(const std::function<void(const DeviceSpan&)>& take) noexcept
     }
     std::shared_ptr<Base> base;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       ended_.insert(ended_.begin(), std::make_move_iterator(later.begin()),
                     std::make_move_iterator(later.end()));
       base = base_;
     }
     if (!base) return;
     renew(base);
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     base_ = std::move(base);
   } catch (const std::exception& error) {
     log::debug(std::string("spans of a device are not shown: ") + error.what());

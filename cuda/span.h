@@ -16,10 +16,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/cuda/event.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/profiling/trace/trace.h>
@@ -74,10 +74,10 @@ class Spans {
 
   Device& device_;
   EventPool events_;
-  std::mutex mutex_;            // guards the members below
-  std::shared_ptr<Base> base_;  // the base for spans that begin now
-  std::vector<std::shared_ptr<Span::Begun>> ended_;
-  bool asked_ = false;  // the timeline knows this device
+  Mutex mutex_;
+  std::shared_ptr<Base> base_ WEFT_GUARDED_BY(mutex_);  // the base for spans that begin now
+  std::vector<std::shared_ptr<Span::Begun>> ended_ WEFT_GUARDED_BY(mutex_);
+  bool asked_ WEFT_GUARDED_BY(mutex_) = false;  // the timeline knows this device
 };
 
 }  // namespace weft::cuda
