@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 #include <memory>
-#include <mutex>
 
 #include <weft/base/fork_mutex.h>
+#include <weft/base/mutex.h>
 #include <weft/profiling/trace/depth.h>
 
 namespace weft::trace {
 
 namespace {
 
-constinit ForkMutex mutex(ForkOrder::Counts);  // guards all()
+constinit ForkMutex mutex(ForkOrder::Counts);
 const std::string& kOthers = *new std::string("others");
 
 // Never destroyed, because waiting items may end while the process ends.
-std::map<std::pair<Queue, std::string>, std::unique_ptr<Depth>>& all() {
+std::map<std::pair<Queue, std::string>, std::unique_ptr<Depth>>& all() WEFT_REQUIRES(mutex) {
   static auto* const made = new std::map<std::pair<Queue, std::string>, std::unique_ptr<Depth>>();
   return *made;
 }
@@ -22,7 +22,7 @@ std::map<std::pair<Queue, std::string>, std::unique_ptr<Depth>>& all() {
 }  // namespace
 
 Depth& depth(Queue queue, const std::string& of) {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   const auto known = all().find({queue, of});
   if (known != all().end()) return *known->second;
   const std::string& name = all().size() < kMostDepths ? of : kOthers;
@@ -36,7 +36,7 @@ Depth& depth(Queue queue, const std::string& of) {
 }
 
 std::vector<const Depth*> depths() {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   std::vector<const Depth*> found;
   for (const auto& [key, one] : all()) found.push_back(one.get());
   return found;

@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <map>
 #include <memory_resource>
-#include <mutex>
 #include <random>
 #include <system_error>
 #include <thread>
@@ -28,6 +27,7 @@
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
 #include <weft/profiling/trace/timeline.h>
@@ -142,11 +142,11 @@ std::int64_t wall_clock() {
 std::atomic<std::uint64_t> drawn{0};  // 0: not drawn yet
 
 constexpr std::size_t kMostJobs = 64;
-constinit ForkMutex joining(ForkOrder::Jobs);  // guards `jobs`
-auto& jobs = *new std::deque<std::string>();   // oldest first
+constinit ForkMutex joining(ForkOrder::Jobs);
+auto& jobs WEFT_GUARDED_BY(joining) = *new std::deque<std::string>();  // oldest first
 
-// A forked process takes part in no job.
-void leave_in_child() { jobs.clear(); }
+// A forked process takes part in no job. Runs in the child, which has one thread.
+void leave_in_child() WEFT_UNCHECKED_LOCKING { jobs.clear(); }
 
 // The text of process_identity(). Allocates nothing if this process has one.
 std::array<char, 17> identity() {
@@ -181,7 +181,7 @@ std::pmr::string text_of(std::string_view reason, pid_t process,
   json.key("process").text(identity().data());
   json.key("jobs").open('[');
   {
-    std::lock_guard lock(joining);
+    MutexLock lock(joining);
     for (const std::string& id : jobs) json.text(id);
   }
   json.close(']');
@@ -210,16 +210,20 @@ std::pmr::string text_of(std::string_view reason, pid_t process,
   return json.take();
 }
 
-constinit ForkMutex writing(ForkOrder::Dump);  // guards the next seven variables
-auto& asked = *new std::string();              // dump_to()'s argument, which may be relative
-auto& folder = *new std::string();  // never destroyed: dumps are written while the process ends
-int written = 0;
-auto& newest = *new std::deque<std::string>();  // files after the first kKept, oldest first
+constinit ForkMutex writing(ForkOrder::Dump);
+// dump_to()'s argument, which may be relative.
+auto& asked WEFT_GUARDED_BY(writing) = *new std::string();
+// Never destroyed: dumps are written while the process ends.
+auto& folder WEFT_GUARDED_BY(writing) = *new std::string();
+int written WEFT_GUARDED_BY(writing) = 0;
+// Files after the first kKept, oldest first.
+auto& newest WEFT_GUARDED_BY(writing) = *new std::deque<std::string>();
 // The process that wrote them; a child does not remove its parent's files.
-auto& written_by = *new std::string();
+auto& written_by WEFT_GUARDED_BY(writing) = *new std::string();
 // The process that installed the handler: a child has the handler, but no thread.
-pid_t installed_in = 0;
-int signal_end = -1;                 // writing end of the pipe that the thread reads
+pid_t installed_in WEFT_GUARDED_BY(writing) = 0;
+// Writing end of the pipe that the thread reads; set before the handler is installed.
+int signal_end = -1;
 std::atomic<bool> is_wanted{false};  // dump_to() was called
 std::atomic<std::int64_t> last_dump{0};
 
@@ -293,7 +297,7 @@ void make_own(const std::string& where) {
 constexpr std::size_t kKept = 8;  // how many first and how many newest dumps
 
 std::string write_to(const std::string& where, const std::string& reason) {
-  std::lock_guard lock(writing);
+  MutexLock lock(writing);
   const std::string process = process_identity();
   if (written_by != process) {
     written_by = process;
@@ -314,7 +318,7 @@ std::string write_to(const std::string& where, const std::string& reason) {
 
 // Runs in a forked copy of the process that has crashed: uses no locks, and memory of its own
 // instead of the heap.
-bool dump_after_crash(const char* reason) {
+bool dump_after_crash(const char* reason) WEFT_UNCHECKED_LOCKING {
   constexpr std::size_t kBytes = 64 << 20;  // more than all records and their texts need
   void* const place = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -378,8 +382,8 @@ void install_signal() {
   ::sigaction(SIGUSR1, &action, nullptr);
 }
 
-// Requires `writing`. Leaves the signal to a program that handles or ignores it.
-void install_once() {
+// Leaves the signal to a program that handles or ignores it.
+void install_once() WEFT_REQUIRES(writing) {
   if (installed_in == ::getpid()) return;
   struct sigaction present {};
   if (::sigaction(SIGUSR1, nullptr, &present) != 0) return;
@@ -400,14 +404,14 @@ std::string dump(const std::string& reason) {
 void joined_job(const std::string& id) {
   static const int registered = ::pthread_atfork(nullptr, nullptr, leave_in_child);
   static_cast<void>(registered);
-  std::lock_guard lock(joining);
+  MutexLock lock(joining);
   std::erase(jobs, id);  // several ranks of the job may be threads of this process
   jobs.push_back(id);
   if (jobs.size() > kMostJobs) jobs.pop_front();
 }
 
 void dump_to(const std::string& where) {
-  std::lock_guard lock(writing);
+  MutexLock lock(writing);
   if (asked == where && installed_in == ::getpid()) return;
   std::error_code failure;
   const std::string place = asked == where ? folder : std::filesystem::absolute(where).string();
@@ -425,7 +429,7 @@ void dump_to(const std::string& where) {
 }
 
 void dump_on_signal() {
-  std::lock_guard lock(writing);
+  MutexLock lock(writing);
   install_once();
 }
 
@@ -446,7 +450,7 @@ std::string dump_now(const std::string& reason) noexcept {
   try {
     std::string where;
     {
-      std::lock_guard lock(writing);
+      MutexLock lock(writing);
       where = folder;
     }
     const std::string path = write_to(where, reason);

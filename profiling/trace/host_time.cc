@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 
+#include <weft/base/mutex.h>
 #include <weft/profiling/trace/description.h>
 #include <weft/profiling/trace/host_time.h>
 
@@ -35,7 +36,7 @@ HostTime::HostTime(HostTime* parent, const Doing& of_this_thread)
 
 std::size_t HostTime::place(std::string_view backend) noexcept {
   backend = backend.substr(0, Progress::kName - 1);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto end = names_.begin() + static_cast<std::ptrdiff_t>(known_);
   const auto found = std::find(names_.begin(), end, backend);
   if (found != end) return static_cast<std::size_t>(found - names_.begin());
@@ -68,7 +69,7 @@ void HostTime::count(const Doing& doing, int change) noexcept {
 }
 
 void HostTime::change(const Doing& from, const Doing& to) noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   pass();
   count(from, -1);
   count(to, 1);
@@ -82,14 +83,14 @@ std::int64_t HostTime::total() const noexcept {
 }
 
 void HostTime::step() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   pass();
   marks_[steps_++ % marks_.size()] = {last_, total()};
   show();
 }
 
 std::vector<HostTime::Waited> HostTime::waited() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   pass();
   std::vector<Waited> all;
   for (std::size_t i = 0; i < known_; ++i) all.push_back({names_[i], waited_[i]});
@@ -97,7 +98,7 @@ std::vector<HostTime::Waited> HostTime::waited() {
 }
 
 double HostTime::share_of_steps() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (steps_ < 2) return std::numeric_limits<double>::quiet_NaN();
   const Mark& first = marks_[(steps_ - std::min(steps_, marks_.size())) % marks_.size()];
   const Mark& last = marks_[(steps_ - 1) % marks_.size()];
@@ -121,14 +122,14 @@ void HostTime::show() noexcept {
 }
 
 void HostTime::show_in(Progress& page) noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   page_ = &page;
   pass();
   show();
 }
 
 void HostTime::use_clock(Clock clock) noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   clock_ = clock;
   last_ = clock();
 }
@@ -149,7 +150,8 @@ void count_host_time() {
   // Holds the lock during fork, because the child copies what it guards. In the child, only the
   // forking thread exists.
   static const int registered =
-      ::pthread_atfork([] { own()->mutex_.lock(); }, [] { own()->mutex_.unlock(); },
+      ::pthread_atfork([]() WEFT_UNCHECKED_LOCKING { own()->mutex_.lock(); },
+                       []() WEFT_UNCHECKED_LOCKING { own()->mutex_.unlock(); },
                        [] { own() = new HostTime(own(), current); });
   static_cast<void>(registered);
   is_counted.store(true, std::memory_order_relaxed);

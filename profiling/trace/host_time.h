@@ -15,11 +15,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/profiling/trace/progress.h>
 
 namespace weft::trace {
@@ -65,31 +65,31 @@ class HostTime {
  private:
   friend void count_host_time();
   HostTime(HostTime* parent, const Doing& of_this_thread);  // for a forked child
-  void pass() noexcept;
-  void count(const Doing& doing, int change) noexcept;
-  void show() noexcept;
-  std::int64_t total() const noexcept;
+  void pass() noexcept WEFT_REQUIRES(mutex_);
+  void count(const Doing& doing, int change) noexcept WEFT_REQUIRES(mutex_);
+  void show() noexcept WEFT_REQUIRES(mutex_);
+  std::int64_t total() const noexcept WEFT_REQUIRES(mutex_);
 
   // Not deleted, because threads of the parent used it and may have held its mutex.
   [[maybe_unused]] HostTime* const parent_ = nullptr;
 
-  std::mutex mutex_;  // guards all members below
-  Clock clock_;
-  Progress* page_ = nullptr;
-  std::array<std::string, Progress::kBackends> names_{};
-  std::size_t known_ = 0;
-  std::array<std::int64_t, Progress::kBackends> waited_{};  // nanoseconds
-  std::array<int, Progress::kBackends> waiting_{};          // threads
-  int serving_ = 0;                                         // threads
+  Mutex mutex_;
+  Clock clock_ WEFT_GUARDED_BY(mutex_);
+  Progress* page_ WEFT_GUARDED_BY(mutex_) = nullptr;
+  std::array<std::string, Progress::kBackends> names_ WEFT_GUARDED_BY(mutex_){};
+  std::size_t known_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::array<std::int64_t, Progress::kBackends> waited_ WEFT_GUARDED_BY(mutex_){};  // nanoseconds
+  std::array<int, Progress::kBackends> waiting_ WEFT_GUARDED_BY(mutex_){};          // threads
+  int serving_ WEFT_GUARDED_BY(mutex_) = 0;                                         // threads
   // The backend for which a thread began to wait last: a moment counts for one backend only.
-  std::size_t latest_ = 0;
-  std::int64_t last_ = 0;  // the time until which waits have been counted
+  std::size_t latest_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::int64_t last_ WEFT_GUARDED_BY(mutex_) = 0;  // the time until which waits have been counted
   struct Mark {
     std::int64_t time = 0;
     std::int64_t waited = 0;
   };
-  std::array<Mark, kSteps + 1> marks_{};  // a ring
-  std::size_t steps_ = 0;
+  std::array<Mark, kSteps + 1> marks_ WEFT_GUARDED_BY(mutex_){};  // a ring
+  std::size_t steps_ WEFT_GUARDED_BY(mutex_) = 0;
 };
 
 // The counts of this process. A forked child counts from 0 for itself, and not into its parent's

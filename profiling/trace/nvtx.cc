@@ -5,13 +5,13 @@
 #include <cstddef>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <string>
 
 #include <nvtx3/nvToolsExt.h>
 #include <nvtx3/nvToolsExtPayload.h>
 
 #include <weft/base/fork_mutex.h>
+#include <weft/base/mutex.h>
 #include <weft/profiling/trace/nvtx.h>
 
 namespace weft::trace {
@@ -85,15 +85,16 @@ nvtxDomainHandle_t domain(Layer layer) {
 // compared by address.
 nvtxStringHandle_t registered(Layer layer, const char* text) {
   static constinit ForkMutex mutex(ForkOrder::Counts);
-  static auto& handles = *new std::map<std::pair<Layer, const char*>, nvtxStringHandle_t>();
+  static auto* const handles WEFT_POINTEE_GUARDED_BY(mutex) =
+      new std::map<std::pair<Layer, const char*>, nvtxStringHandle_t>();
   {
-    std::lock_guard lock(mutex);
-    if (const auto found = handles.find({layer, text}); found != handles.end())
+    MutexLock lock(mutex);
+    if (const auto found = handles->find({layer, text}); found != handles->end())
       return found->second;
   }
   const nvtxStringHandle_t made = nvtxDomainRegisterStringA(domain(layer), text);
-  std::lock_guard lock(mutex);
-  return handles.emplace(std::pair(layer, text), made).first->second;
+  MutexLock lock(mutex);
+  return handles->emplace(std::pair(layer, text), made).first->second;
 }
 
 // A communicator ID that is equal on all ranks of a group and differs for a group that is made

@@ -2,13 +2,13 @@
 #include <atomic>
 #include <chrono>
 #include <map>
-#include <mutex>
 #include <set>
 
 #include <pthread.h>
 
 #include <weft/base/fork_mutex.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/profiling/trace/flight_recorder.h>
 #include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/nvtx.h>
@@ -20,7 +20,7 @@ namespace weft::trace {
 
 namespace {
 
-constinit ForkMutex names_mutex(ForkOrder::Names);  // guards the two sets below
+constinit ForkMutex names_mutex(ForkOrder::Names);
 
 // Never destroyed, because operations end while the process ends.
 using Parties = std::map<MemberIdentity, std::uint32_t>;
@@ -28,8 +28,8 @@ Parties*& own_parties() {
   static auto* made = new Parties();
   return made;
 }
-Parties& parties() { return *own_parties(); }
-std::set<std::string>& texts() {
+Parties& parties() WEFT_REQUIRES(names_mutex) { return *own_parties(); }
+std::set<std::string>& texts() WEFT_REQUIRES(names_mutex) {
   static auto* const made = new std::set<std::string>();
   return *made;
 }
@@ -85,14 +85,14 @@ const char* name(Layer layer) noexcept {
 Member Member::join(const MemberIdentity& party) {
   static const int registered = ::pthread_atfork(nullptr, nullptr, forget_in_child);
   static_cast<void>(registered);
-  std::lock_guard lock(names_mutex);
+  MutexLock lock(names_mutex);
   const auto found = parties().try_emplace(party, 0).first;
   return known(&found->first, found->second++);
 }
 
 void Member::withdraw() const {
   if (party_ == nullptr) return;
-  std::lock_guard lock(names_mutex);
+  MutexLock lock(names_mutex);
   const auto found = parties().find(*party_);
   if (found == parties().end() || &found->first != party_)
     return;  // it belongs to the process from which this one was forked
@@ -100,7 +100,7 @@ void Member::withdraw() const {
 }
 
 std::pmr::vector<Member> members(std::pmr::memory_resource* memory) {
-  std::lock_guard lock(names_mutex);
+  MutexLock lock(names_mutex);
   // If the only member of a party has withdrawn, includes it, because its operations are on record.
   std::pmr::vector<Member> newest(memory);
   for (const auto& [party, joined] : parties())
@@ -109,7 +109,7 @@ std::pmr::vector<Member> members(std::pmr::memory_resource* memory) {
 }
 
 const char* keep(const std::string& text) {
-  std::lock_guard lock(names_mutex);
+  MutexLock lock(names_mutex);
   return texts().insert(text).first->c_str();
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cerrno>
-#include <mutex>
 #include <string>
 
 #include <fcntl.h>
@@ -10,6 +9,7 @@
 #include <weft/base/error.h>
 #include <weft/base/fork_mutex.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/profiling/trace/progress.h>
 
 namespace weft::trace {
@@ -25,7 +25,7 @@ bool is_ours(const Progress& page) {
 
 constinit Progress own;
 constinit ForkMutex publishing(ForkOrder::Counts);
-std::string published;  // the file of publish_progress()
+std::string published WEFT_GUARDED_BY(publishing);  // the file of publish_progress()
 std::atomic<Progress*> current{&own};
 
 }  // namespace
@@ -38,7 +38,7 @@ std::string host_name() {
 }
 
 void publish_progress(const char* file) {
-  std::lock_guard lock(publishing);
+  MutexLock lock(publishing);
   if (published == file) return;
   const std::string what = std::string("WEFT_STATUS_FILE is '") + file + "', which weft-run sets";
   const int descriptor = ::open(file, O_RDWR | O_CLOEXEC);

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -20,6 +19,7 @@
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/profiling/trace/merge.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/profiling/trace/timeline_part.h>
@@ -31,22 +31,24 @@ namespace {
 // How often the timeline's thread empties the threads' buffers.
 constexpr auto kPause = std::chrono::milliseconds(100);
 
+constinit ForkMutex joining(ForkOrder::Timeline);
+
 // Sources polled for finished device spans.
 class Sources {
  public:
   void add(std::shared_ptr<Source> source) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     all_.push_back(std::move(source));
   }
   std::vector<std::shared_ptr<Source>> all() const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return all_;
   }
 
  private:
   // Locked after `joining`: a holder of `joining` waits for the thread that takes this mutex.
   mutable ForkMutex mutex_{ForkOrder::Counts};
-  std::vector<std::shared_ptr<Source>> all_;
+  std::vector<std::shared_ptr<Source>> all_ WEFT_GUARDED_BY(mutex_);
 };
 Sources& sources = *new Sources();  // never destroyed: used while the process ends
 
@@ -74,14 +76,14 @@ class Collector {
   std::shared_ptr<Lane> make_lane() {
     std::array<char, 16> name{};
     pthread_getname_np(pthread_self(), name.data(), name.size());
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     lanes_.push_back(
         std::make_shared<Lane>(++made_, ::getpid() == ::gettid() ? "main" : name.data()));
     return lanes_.back();
   }
 
-  // Warns about a job that is joined after the first one and has more ranks. Requires `joining`.
-  void warn_of(const ProcessInJob& later) {
+  // Warns about a job that is joined after the first one and has more ranks.
+  void warn_of(const ProcessInJob& later) WEFT_REQUIRES(joining) {
     const bool is_larger = later.job != job_ && ranks_ > 0 && later.ranks > ranks_;
     if (!is_larger || std::exchange(has_warned_, true)) return;
     log::warn(
@@ -97,7 +99,7 @@ class Collector {
   const std::string& file() const { return file_; }
   const std::string& part() const { return path_; }
   void measured_again(const Clock& clock) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     again_ = clock;
   }
   void count_lost() { lost_.fetch_add(1, std::memory_order_relaxed); }
@@ -107,14 +109,16 @@ class Collector {
 
   // Ends the part. Call it once.
   void end_part() {
+    std::optional<Clock> again;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       ends_ = true;
+      again = again_;
     }
     changed_.notify_all();
     thread_.join();
     drain();
-    if (again_) part_->add(*again_);
+    if (again) part_->add(*again);
     part_->add_end(lost_);
     part_.reset();  // closes the part and releases its lock
   }
@@ -122,8 +126,8 @@ class Collector {
  private:
   void collect() {
     pthread_setname_np(pthread_self(), "weft timeline");
-    std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, kPause, [this] { return ends_; })) {
+    UniqueLock lock(mutex_);
+    while (!changed_.wait_for(lock, kPause, [this]() WEFT_REQUIRES(mutex_) { return ends_; })) {
       lock.unlock();
       drain();
       lock.lock();
@@ -133,7 +137,7 @@ class Collector {
   void drain() {
     std::vector<std::shared_ptr<Lane>> lanes;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       lanes = lanes_;
     }
     for (const auto& lane : lanes) {
@@ -144,7 +148,7 @@ class Collector {
       }
       lane->take([&](const Event& event) { part_->add(*lane, event); });
       if (!closed) continue;
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       std::erase(lanes_, lane);
     }
     for (const auto& source : sources.all()) {
@@ -156,24 +160,23 @@ class Collector {
   const std::string asked_;  // the name that a group or an agent gave
   const std::string job_;    // of the first job that was joined, as is ranks_
   const int ranks_;
-  bool has_warned_ = false;
+  bool has_warned_ WEFT_GUARDED_BY(joining) = false;
   const std::string file_;    // absolute, because the process may change its folder
   std::optional<Part> part_;  // used by the timeline's thread, then by end_part()
   const std::string path_;
-  int known_ = 0;     // number of the last lane that is in the part
-  std::mutex mutex_;  // guards the members below
+  int known_ = 0;  // number of the last lane that is in the part
+  Mutex mutex_;
   std::condition_variable changed_;
-  bool ends_ = false;
-  std::optional<Clock> again_;
-  int made_ = 0;
-  std::vector<std::shared_ptr<Lane>> lanes_;
+  bool ends_ WEFT_GUARDED_BY(mutex_) = false;
+  std::optional<Clock> again_ WEFT_GUARDED_BY(mutex_);
+  int made_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::vector<std::shared_ptr<Lane>> lanes_ WEFT_GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> lost_{0};
   std::thread thread_;
 };
 
 // Never destroyed, because threads may write while the process ends.
 std::atomic<Collector*> collector{nullptr};
-constinit ForkMutex joining(ForkOrder::Timeline);
 
 // This thread's lane. A plain pointer, because it is read while the thread's objects are destroyed.
 thread_local Lane* own = nullptr;
@@ -226,15 +229,15 @@ Event arrow_of(Event::What what, std::uint64_t number) {
   return event;
 }
 
-// Shared by finish() and end_part(). Requires `joining`.
-Collector* take_collector() {
+// Shared by finish() and end_part().
+Collector* take_collector() WEFT_REQUIRES(joining) {
   detail::is_on.store(false);
   // Does not delete the collector, because a thread may be about to write to it.
   return collector.exchange(nullptr);
 }
 
-// Throws Caller if this process makes a timeline in another file. Requires `joining`.
-void require_here(const std::string& file) {
+// Throws Caller if this process makes a timeline in another file.
+void require_here(const std::string& file) WEFT_REQUIRES(joining) {
   const Collector* const made = collector.load();
   if (made == nullptr || made->asked() == file || made->file() == std::filesystem::absolute(file))
     return;
@@ -331,7 +334,7 @@ void ask(std::shared_ptr<Source> source) { sources.add(std::move(source)); }
 
 void join(const std::string& file, const ProcessInJob& place) {
   require_place(file);
-  std::lock_guard lock(joining);
+  MutexLock lock(joining);
   require_here(file);
   if (Collector* const made = collector.load()) return made->warn_of(place);
   static const int registered = [] {
@@ -345,18 +348,18 @@ void join(const std::string& file, const ProcessInJob& place) {
 }
 
 void measured_again(const Clock& clock) noexcept {
-  std::lock_guard lock(joining);
+  MutexLock lock(joining);
   if (Collector* const made = collector.load()) made->measured_again(clock);
 }
 
 void require(const std::string& file) {
   require_place(file);
-  std::lock_guard lock(joining);
+  MutexLock lock(joining);
   require_here(file);
 }
 
 void finish() noexcept {
-  std::lock_guard lock(joining);
+  MutexLock lock(joining);
   Collector* const ending = take_collector();
   if (ending == nullptr) return;
   try {
@@ -368,19 +371,19 @@ void finish() noexcept {
 }
 
 std::string own_file() {
-  std::lock_guard lock(joining);
+  MutexLock lock(joining);
   const Collector* const made = collector.load();
   return made == nullptr ? "" : made->file();
 }
 
 std::string own_part() {
-  std::lock_guard lock(joining);
+  MutexLock lock(joining);
   const Collector* const made = collector.load();
   return made == nullptr ? "" : made->part();
 }
 
 std::string end_part() {
-  std::lock_guard lock(joining);
+  MutexLock lock(joining);
   Collector* const ending = take_collector();
   if (ending == nullptr) return "";
   ending->end_part();
