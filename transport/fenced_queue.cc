@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <weft/base/mutex.h>
 #include <weft/transport/fenced_queue.h>
 
 namespace weft::transport {
 
 void FencedQueue::run(Fence ready, Task start) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     waiting_.push_back({std::move(ready), std::move(start)});
     if (draining_) return;  // the thread that drains the queue starts it
     draining_ = true;
@@ -21,7 +22,7 @@ void FencedQueue::drain() {
     // loop.
     std::shared_ptr<EventLoop> loop;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (waiting_.empty()) {
         draining_ = false;
         return;

@@ -8,10 +8,10 @@
 
 #include <deque>
 #include <memory>
-#include <mutex>
 
 #include <weft/base/event_loop.h>
 #include <weft/base/fence.h>
+#include <weft/base/mutex.h>
 #include <weft/base/task.h>
 
 namespace weft::transport {
@@ -32,9 +32,9 @@ class FencedQueue : public std::enable_shared_from_this<FencedQueue> {
   };
   std::weak_ptr<EventLoop>
       loop_;  // the loop keeps this queue alive while an operation waits in line
-  std::mutex mutex_;
-  std::deque<Waiting> waiting_;
-  bool draining_ = false;
+  Mutex mutex_;
+  std::deque<Waiting> waiting_ WEFT_GUARDED_BY(mutex_);
+  bool draining_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weft::transport

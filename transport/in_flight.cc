@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/cuda/retire.h>
 #include <weft/transport/in_flight.h>
 
@@ -38,7 +39,7 @@ InFlight::~InFlight() {
 
 void InFlight::add(Operation operation, std::shared_ptr<const void> owner) {
   const auto loop = loop_.lock();  // released without mutex_: it may be the last reference
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   entries_.push_back({std::move(operation), std::nullopt});
   if (const auto kept = kept_.lock()) {
     kept->owner = std::move(owner);
@@ -56,7 +57,7 @@ void InFlight::add(Operation operation, std::shared_ptr<const void> owner) {
 void InFlight::fail(const Error& why) noexcept {
   std::vector<Completion> failed;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const Entry& entry : entries_) failed.push_back(entry.operation.completion);
   }
   for (Completion& completion : failed) completion.fail(why);
@@ -65,7 +66,7 @@ void InFlight::fail(const Error& why) noexcept {
 bool InFlight::passed() const {
   std::vector<Fence> fences;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const Entry& entry : entries_) fences.push_back(entry.operation.done);
   }
   return std::all_of(fences.begin(), fences.end(),
@@ -73,14 +74,14 @@ bool InFlight::passed() const {
 }
 
 std::size_t InFlight::end_of_row(std::size_t from) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::size_t end = from + 1;
   while (end < entries_.size() && entries_[end].operation.is_behind) ++end;
   return end;
 }
 
 bool InFlight::has_passed(std::size_t which) const {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (which >= entries_.size()) return false;
   const Fence done = entries_[which].operation.done;
   lock.unlock();  // a fence may have to ask its communicator
@@ -115,7 +116,7 @@ bool InFlight::turn(Kept& kept) {
   Entry* front = nullptr;  // stays valid while others are added
   const std::size_t passed = count_passed();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ended.reserve(passed);
     for (; ended.size() < passed; entries_.pop_front())
       ended.push_back(std::move(entries_.front()));
@@ -144,7 +145,7 @@ void InFlight::end(Completion& completion, const std::optional<Error>& lost) noe
 
 void InFlight::rest(Kept& kept, Deadline::Clock::time_point now) {
   std::shared_ptr<const void> last;  // released without mutex_
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!entries_.empty()) return;
   if (kept.owner) {
     last = std::move(kept.owner);

@@ -12,11 +12,11 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
 #include <weft/base/event_loop.h>
+#include <weft/base/mutex.h>
 #include <weft/base/op.h>
 #include <weft/cuda/device.h>
 
@@ -91,12 +91,13 @@ class InFlight {
   std::weak_ptr<EventLoop> loop_;
   const Watch watch_;
   const std::chrono::microseconds between_looks_;
-  mutable std::mutex mutex_;
-  std::deque<Entry> entries_;
-  std::weak_ptr<Kept> kept_;                    // owned by watcher_'s poller
-  EventLoop::Registration watcher_;             // set while there are entries, and a little longer
-  Deadline::Clock::time_point idle_;            // since when there are no entries
-  Deadline::Clock::time_point next_look_ = {};  // used on the loop only
+  mutable Mutex mutex_;
+  std::deque<Entry> entries_ WEFT_GUARDED_BY(mutex_);
+  std::weak_ptr<Kept> kept_ WEFT_GUARDED_BY(mutex_);  // owned by watcher_'s poller
+  // Set while there are entries, and a little longer.
+  EventLoop::Registration watcher_ WEFT_GUARDED_BY(mutex_);
+  Deadline::Clock::time_point idle_ WEFT_GUARDED_BY(mutex_);  // since when there are no entries
+  Deadline::Clock::time_point next_look_ = {};                // used on the loop only
 };
 
 }  // namespace weft::transport

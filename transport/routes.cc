@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <mutex>
 #include <set>
 
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/routes.h>
 
@@ -23,9 +23,9 @@ void say_once(const std::string& key, const std::string& text) {
   constexpr std::size_t kMost = 256;  // a bound, because peers contribute to the keys
   static constinit ForkMutex mutex(ForkOrder::Transport);
   // Never destroyed: agents may outlive static objects.
-  static auto* const said = new std::set<std::string>;
+  static auto* const said WEFT_POINTEE_GUARDED_BY(mutex) = new std::set<std::string>;
   {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     if (said->size() == kMost || !said->insert(key).second) return;
   }
   log::info(text);
