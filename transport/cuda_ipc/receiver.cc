@@ -7,6 +7,7 @@
 
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/cuda/retire.h>
 #include <weft/transport/cuda_ipc/receiver.h>
 #include <weft/transport/stream/frame.h>
@@ -76,7 +77,7 @@ Receiver::Receiver(std::shared_ptr<Connection> below, std::shared_ptr<staged::St
 Receiver::~Receiver() = default;
 
 std::uint32_t Receiver::meet(Hello theirs, std::shared_ptr<Page> page) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   theirs_ = std::move(theirs);
   reading_ = std::make_shared<Reading>(std::move(page));
   sources_.resize(theirs_.gpus.size());
@@ -115,7 +116,7 @@ void Receiver::connect() {
 }
 
 void Receiver::take_passed() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (taking_ && !taking_->take()) watch_.reset();
 }
 
@@ -124,8 +125,9 @@ void Receiver::take_passed() {
 std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived) {
   Bytes header;
   Stand stand = Stand::Plain;
+  std::span<const std::uint64_t> sizes;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (failure_) return std::nullopt;
     const auto kind = below.header.empty() ? 0 : std::to_integer<int>(below.header[0]);
     if (kind == static_cast<int>(Kind::Plain)) {
@@ -150,8 +152,9 @@ std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived
                    "the peer sent an invalid message of kind " + std::to_string(kind));
     }
     stand_ = stand;
+    sizes = sizes_;
   }
-  arrived({header, sizes_, stand == Stand::Plain ? below.in_place : Bytes()});
+  arrived({header, sizes, stand == Stand::Plain ? below.in_place : Bytes()});
   return std::nullopt;
 }
 
@@ -216,7 +219,7 @@ std::optional<Error> Receiver::why_refused(std::span<const Slice> destinations) 
 }
 
 Op Receiver::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (failure_) return Op::failed(*failure_);
   // The message still waits to be accepted.
   if (auto wrong = why_refused(destinations)) return Op::failed(std::move(*wrong));
@@ -381,7 +384,7 @@ void Receiver::go_on(const std::shared_ptr<HostCopies>& work) {
 
 void Receiver::finish(const std::shared_ptr<HostCopies>& work, const std::optional<Error>& error) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::erase(to_host_, work);
   }
   work->held.reset();  // tells the peer that the message has been read
@@ -389,12 +392,12 @@ void Receiver::finish(const std::shared_ptr<HostCopies>& work, const std::option
 }
 
 void Receiver::take_introduction() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!failure_) below_->accept({}, nullptr, {});
 }
 
 bool Receiver::refuse(const Error& why) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (failure_) return false;
   failure_ = why;
   streams_.close(why);
@@ -402,7 +405,7 @@ bool Receiver::refuse(const Error& why) {
 }
 
 std::shared_ptr<Connection> Receiver::let_go() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::exchange(below_, nullptr);
 }
 
@@ -412,7 +415,7 @@ void Receiver::end() noexcept {
   // Dropped at the end of this function; streams that still read keep it.
   std::shared_ptr<Reading> last;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     why = failure_;
     stand_ = Stand::None;
     last = std::exchange(reading_, nullptr);

@@ -10,12 +10,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/cuda/ipc.h>
 #include <weft/transport/connection.h>
 #include <weft/transport/cuda_ipc/page.h>
@@ -74,18 +74,20 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
 
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
   std::string name() const { return "accept from " + peer_; }
-  std::optional<Error> why_refused(std::span<const Slice> destinations) const;
-  // Both run on the loop. connect() is called by meet() and requires mutex_.
-  void connect();
+  std::optional<Error> why_refused(std::span<const Slice> destinations) const WEFT_REQUIRES(mutex_);
+  // Both run on the loop. connect() is called by meet().
+  void connect() WEFT_REQUIRES(mutex_);
   void take_passed();
-  // The functions below require mutex_, up to event_of().
-  std::optional<Error> learn();
-  std::optional<Error> learn(const Piece& piece, std::map<std::uint64_t, Allocation>& allocations);
-  Op accept_shared(std::span<const Slice> destinations, Pin pin, Fence ready);
+  std::optional<Error> learn() WEFT_REQUIRES(mutex_);
+  std::optional<Error> learn(const Piece& piece, std::map<std::uint64_t, Allocation>& allocations)
+      WEFT_REQUIRES(mutex_);
+  Op accept_shared(std::span<const Slice> destinations, Pin pin, Fence ready) WEFT_REQUIRES(mutex_);
   std::vector<staged::CopyStream::Copy> copies_to(std::span<const Slice> destinations,
-                                                  Source& source, std::vector<Pin>& pins);
-  std::shared_ptr<cuda::OpenedMemory> memory_of(const Piece& piece, Source& source);
-  cuda::EventRef event_of(Source& source);
+                                                  Source& source, std::vector<Pin>& pins)
+      WEFT_REQUIRES(mutex_);
+  std::shared_ptr<cuda::OpenedMemory> memory_of(const Piece& piece, Source& source)
+      WEFT_REQUIRES(mutex_);
+  cuda::EventRef event_of(Source& source) WEFT_REQUIRES(mutex_);
   // Both run on the loop.
   void go_on(const std::shared_ptr<HostCopies>& copies);
   void finish(const std::shared_ptr<HostCopies>& copies, const std::optional<Error>& error);
@@ -102,17 +104,18 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
   Hello theirs_;
   std::vector<Source> sources_;  // by index in the peer's hello
 
-  std::mutex mutex_;  // guards the members below and the contents of sources_
-  std::optional<Error> failure_;
-  std::shared_ptr<Connection> below_;  // not used once failure_ is set
-  std::shared_ptr<Reading> reading_;
+  Mutex mutex_;  // also guards the contents of sources_
+  std::optional<Error> failure_ WEFT_GUARDED_BY(mutex_);
+  std::shared_ptr<Connection> below_ WEFT_GUARDED_BY(mutex_);  // not used once failure_ is set
+  std::shared_ptr<Reading> reading_ WEFT_GUARDED_BY(mutex_);
   enum class Stand { None, Plain, Shared };  // the kind of message that waits for accept()
-  Stand stand_ = Stand::None;
-  std::vector<std::shared_ptr<HostCopies>> to_host_;
-  Shared message_;                    // without its header
-  std::vector<std::uint64_t> sizes_;  // of all payloads; unchanged until the next message
-  std::optional<TakingEnd> taking_;
-  EventLoop::Registration watch_;  // of taking_
+  Stand stand_ WEFT_GUARDED_BY(mutex_) = Stand::None;
+  std::vector<std::shared_ptr<HostCopies>> to_host_ WEFT_GUARDED_BY(mutex_);
+  Shared message_ WEFT_GUARDED_BY(mutex_);  // without its header
+  // Of all payloads; unchanged until the next message.
+  std::vector<std::uint64_t> sizes_ WEFT_GUARDED_BY(mutex_);
+  std::optional<TakingEnd> taking_ WEFT_GUARDED_BY(mutex_);
+  EventLoop::Registration watch_ WEFT_GUARDED_BY(mutex_);  // of taking_
 };
 
 }  // namespace weft::transport::cuda_ipc

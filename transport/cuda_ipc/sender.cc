@@ -5,6 +5,7 @@
 #include <weft/base/log.h>
 #include <weft/base/loop_flag.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/cuda_ipc/sender.h>
 #include <weft/transport/stream/frame.h>
 
@@ -77,7 +78,7 @@ Op Sender::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
   std::vector<std::pair<std::shared_ptr<Landing>, Error>> failed;
   Op op;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (failure_) return Op::failed(*failure_);
     if (is_host && is_met_ && line_.empty()) {
       return below_->send(encode_plain(header), payloads, std::move(pin), std::move(ready));
@@ -107,7 +108,7 @@ Op Sender::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
 
 void Sender::meet(std::shared_ptr<Process> peer, std::uint32_t reached, std::string why_not) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     is_met_ = true;
     process_ = std::move(peer);
     why_not_ = std::move(why_not);
@@ -118,7 +119,7 @@ void Sender::meet(std::shared_ptr<Process> peer, std::uint32_t reached, std::str
 }
 
 bool Sender::refuse(const Error& why) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (failure_) return false;
   failure_ = why;
   return true;
@@ -126,12 +127,12 @@ bool Sender::refuse(const Error& why) {
 
 void Sender::lose(const Error& why) {
   const bool is_first = refuse(why);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (is_first && below_) below_->close(why);
 }
 
 void Sender::introduce(const std::vector<std::byte>& message) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!failure_) below_->send(message, {}, nullptr, {});
 }
 
@@ -140,7 +141,7 @@ void Sender::introduce(const std::vector<std::byte>& message) {
 void Sender::pump() {
   std::vector<std::pair<std::shared_ptr<Landing>, Error>> failed;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     pump(failed);
   }
   for (const auto& [landing, error] : failed) landing->fail(error);
@@ -407,14 +408,14 @@ void Sender::follow(const std::shared_ptr<Landing>& landing, const Op& below, bo
 
 void Sender::was_read(std::size_t gpu, std::size_t slot) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     sources_[gpu]->free.push_back(slot);
   }
   pump();
 }
 
 std::shared_ptr<Connection> Sender::let_go() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::exchange(below_, nullptr);
 }
 
@@ -422,7 +423,7 @@ void Sender::end() noexcept {
   std::deque<Item> line;
   std::optional<Error> why;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     line.swap(line_);
     why = failure_;
     retry_.reset();

@@ -10,12 +10,12 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/cuda/ipc.h>
 #include <weft/transport/connection.h>
 #include <weft/transport/cuda_ipc/page.h>
@@ -35,7 +35,10 @@ class Sender : public std::enable_shared_from_this<Sender> {
   const std::shared_ptr<Page>& page() const { return page_; }
   std::vector<Gpu> gpus() const;
   // Descriptor of the socket's name; 0 if there is none.
-  std::uint32_t socket() const { return passing_ ? passing_->name() : 0; }
+  std::uint32_t socket() {
+    MutexLock lock(mutex_);
+    return passing_ ? passing_->name() : 0;
+  }
 
   Op send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept;
   // Starts sending messages. Memory of the `reached` GPUs (one bit for each) is named to the peer;
@@ -107,20 +110,22 @@ class Sender : public std::enable_shared_from_this<Sender> {
   std::string name() const { return "send to " + peer_; }
   std::optional<Error> why_refused(Bytes header, std::span<const Slice> payloads) const;
   void pump();
-  // The functions below require mutex_, up to why_not_passed().
-  void pump(std::vector<std::pair<std::shared_ptr<staged::Landing>, Error>>& failed);
-  Went go(Item& item);
-  Went go_shared(Item& item, Naming naming);
-  std::optional<Went> pass(const Naming& naming, Item& item);
-  bool stream_waits(Source& source, Item& item);
+  void pump(std::vector<std::pair<std::shared_ptr<staged::Landing>, Error>>& failed)
+      WEFT_REQUIRES(mutex_);
+  Went go(Item& item) WEFT_REQUIRES(mutex_);
+  Went go_shared(Item& item, Naming naming) WEFT_REQUIRES(mutex_);
+  std::optional<Went> pass(const Naming& naming, Item& item) WEFT_REQUIRES(mutex_);
+  bool stream_waits(Source& source, Item& item) WEFT_REQUIRES(mutex_);
   // Names a slice. Returns false, and names nothing of it, if some of it cannot be shared.
-  bool name_slice(Source& source, const Slice& slice, Naming& naming);
+  bool name_slice(Source& source, const Slice& slice, Naming& naming) WEFT_REQUIRES(mutex_);
   std::optional<Piece> name_piece(Source& source, CUdeviceptr address, std::size_t bytes,
-                                  Naming& naming);
-  Known* known_at(Source& source, const cuda::AllocationRange& range, Naming& naming);
+                                  Naming& naming) WEFT_REQUIRES(mutex_);
+  Known* known_at(Source& source, const cuda::AllocationRange& range, Naming& naming)
+      WEFT_REQUIRES(mutex_);
   std::optional<Known> share(Source& source, const cuda::AllocationRange& range,
-                             std::optional<cuda::PhysicalMemory> mapped, Naming& naming);
-  std::optional<std::string> why_not_passed();
+                             std::optional<cuda::PhysicalMemory> mapped, Naming& naming)
+      WEFT_REQUIRES(mutex_);
+  std::optional<std::string> why_not_passed() WEFT_REQUIRES(mutex_);
   // Ends a part of `landing` when `below` ends. If `names` and the message was not sent, ends the
   // connection, because the peer will never report that it has read the message.
   void follow(const std::shared_ptr<staged::Landing>& landing, const Op& below, bool names);
@@ -137,18 +142,18 @@ class Sender : public std::enable_shared_from_this<Sender> {
   const std::shared_ptr<Page> page_ = Page::make();
   std::vector<std::unique_ptr<Source>> sources_;  // by index in the hello
 
-  std::mutex mutex_;  // guards the members below and the contents of sources_
-  std::optional<Error> failure_;
-  std::shared_ptr<Connection> below_;  // not used once failure_ is set
-  std::shared_ptr<Process> process_;   // the peer's
-  bool is_met_ = false;
-  std::string why_not_;
-  std::uint64_t allocations_ = 0;
-  std::uint64_t namings_ = 0;
-  std::optional<PassingEnd> passing_;  // set if there is a GPU
-  bool has_said_why_ = false;          // has logged why nothing is passed
-  EventLoop::Registration retry_;      // passes again while the socket is full
-  std::deque<Item> line_;
+  Mutex mutex_;  // also guards the contents of sources_
+  std::optional<Error> failure_ WEFT_GUARDED_BY(mutex_);
+  std::shared_ptr<Connection> below_ WEFT_GUARDED_BY(mutex_);  // not used once failure_ is set
+  std::shared_ptr<Process> process_ WEFT_GUARDED_BY(mutex_);   // the peer's
+  bool is_met_ WEFT_GUARDED_BY(mutex_) = false;
+  std::string why_not_ WEFT_GUARDED_BY(mutex_);
+  std::uint64_t allocations_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::uint64_t namings_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::optional<PassingEnd> passing_ WEFT_GUARDED_BY(mutex_);  // set if there is a GPU
+  bool has_said_why_ WEFT_GUARDED_BY(mutex_) = false;          // has logged why nothing is passed
+  EventLoop::Registration retry_ WEFT_GUARDED_BY(mutex_);  // passes again while the socket is full
+  std::deque<Item> line_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::transport::cuda_ipc
