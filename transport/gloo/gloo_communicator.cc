@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <system_error>
 #include <thread>
 
@@ -13,6 +12,7 @@
 
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/base/shortage.h>
 #include <weft/transport/gloo/descriptors.h>
 #include <weft/transport/gloo/gloo_communicator.h>
@@ -325,9 +325,9 @@ Steps steps_of(const Collective& collective, int rank, int size) {
 }  // namespace
 
 struct GlooCommunicator::Group {
-  std::mutex mutex;  // c10d's object is not thread-safe
+  Mutex mutex;  // c10d's object is not thread-safe
   c10::intrusive_ptr<StoreAdapter> store;
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo WEFT_POINTEE_GUARDED_BY(mutex);
 
   // Frees Gloo's threads from peers that will never answer. c10d offers no such call, but a receive
   // that times out closes every connection of the context and fails all operations that wait for
@@ -340,7 +340,7 @@ struct GlooCommunicator::Group {
       try {
         c10::intrusive_ptr<c10d::Work> work;
         {
-          std::lock_guard lock(mutex);
+          MutexLock lock(mutex);
           work = gloo->recv(nothing, peer, kTag);
         }
         work->wait(std::chrono::milliseconds(1));
@@ -468,7 +468,7 @@ Op GlooCommunicator::collective(std::string name, Pin pin, Fence ready, Start st
     try {
       c10::intrusive_ptr<c10d::Work> work;
       {
-        std::lock_guard lock(self->group_->mutex);
+        MutexLock lock(self->group_->mutex);
         const WithoutSigpipe quiet;
         work = start(*self->group_->gloo);
       }
@@ -501,7 +501,7 @@ Op GlooCommunicator::message(std::string name, const Waiters::Stream& stream, Pi
       self->waiters_->run(stream, [&]() -> Task {
         c10::intrusive_ptr<c10d::Work> work;
         {
-          std::lock_guard lock(self->group_->mutex);
+          MutexLock lock(self->group_->mutex);
           const WithoutSigpipe quiet;
           work = start(*self->group_->gloo);
         }

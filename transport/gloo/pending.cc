@@ -5,6 +5,7 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <weft/base/mutex.h>
 #include <weft/transport/gloo/pending.h>
 
 namespace weft::transport::gloo {
@@ -29,17 +30,17 @@ Pending::Pending(const JoinOptions& options)
     : context_(place_of(options, "gloo")), timeout_(options.timeout) {}
 
 bool Pending::empty() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return entries_.empty();
 }
 
 bool Pending::is_aborted() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return aborted_.has_value();
 }
 
 Pending::Key Pending::add(Completion completion) {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   const Key key = next_key_++;
   if (aborted_) {
     const Error why = *aborted_;
@@ -52,7 +53,7 @@ Pending::Key Pending::add(Completion completion) {
 }
 
 bool Pending::begin(Key key) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = entries_.find(key);
   if (found == entries_.end() || std::exchange(found->second.begun, true)) return false;
   ++begun_;
@@ -61,12 +62,12 @@ bool Pending::begin(Key key) {
 
 bool Pending::wait(Key key, const c10::intrusive_ptr<c10d::Work>& work, Deadline deadline) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (aborted_) return false;
     waited_.emplace(key, work);
   }
   const auto forget = [this, key] {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     waited_.erase(key);
   };
   try {
@@ -81,7 +82,7 @@ bool Pending::wait(Key key, const c10::intrusive_ptr<c10d::Work>& work, Deadline
 }
 
 Pending::Taken Pending::take(Key key) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Taken taken{std::nullopt, aborted_};
   const auto found = entries_.find(key);
   if (found == entries_.end()) return taken;
@@ -120,7 +121,7 @@ void Pending::fail(Key key, const Error& error) {
 
 Error Pending::failure(const std::string& operation, const std::string& text) {
   const std::string what = operation + " " + context_;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (aborted_) return *aborted_;
   const Blame blame = blame_of(text);
   if (blame != Blame::Timeout) return {blame, what + ": " + text};
@@ -128,7 +129,7 @@ Error Pending::failure(const std::string& operation, const std::string& text) {
 }
 
 bool Pending::abort(const Error& why) {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (aborted_) return false;
   aborted_ = why;
   // A receive from any source uses no particular connection, so breaking connections does not end
@@ -139,8 +140,8 @@ bool Pending::abort(const Error& why) {
 }
 
 void Pending::fail_begun(std::chrono::milliseconds patience) {
-  std::unique_lock lock(mutex_);
-  ended_.wait_for(lock, patience, [this] { return begun_ == 0; });
+  UniqueLock lock(mutex_);
+  ended_.wait_for(lock, patience, [this]() WEFT_REQUIRES(mutex_) { return begun_ == 0; });
   for (auto& [key, entry] : entries_) entry.begun = false;
   begun_ = 0;
   fail_unbegun(lock);

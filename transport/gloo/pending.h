@@ -14,6 +14,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <weft/base/mutex.h>
 #include <weft/transport/transport.h>
 
 namespace c10d {
@@ -71,18 +72,18 @@ class Pending {
   };
 
   Taken take(Key key);
-  void fail_unbegun(std::unique_lock<std::mutex>& lock);
+  void fail_unbegun(std::unique_lock<std::mutex>& lock) WEFT_REQUIRES(mutex_);
 
   const std::string context_;
   const std::chrono::milliseconds timeout_;
-  std::mutex mutex_;  // guards the members below
-  std::map<Key, Entry> entries_;
-  std::size_t begun_ = 0;          // number of entries that Gloo has
-  std::condition_variable ended_;  // signalled when one of those ends
+  Mutex mutex_;
+  std::map<Key, Entry> entries_ WEFT_GUARDED_BY(mutex_);
+  std::size_t begun_ WEFT_GUARDED_BY(mutex_) = 0;  // number of entries that Gloo has
+  std::condition_variable ended_;                  // signalled when one of those ends
   // Sends and receives that threads wait for.
-  std::map<Key, c10::intrusive_ptr<c10d::Work>> waited_;
-  Key next_key_ = 0;
-  std::optional<Error> aborted_;
+  std::map<Key, c10::intrusive_ptr<c10d::Work>> waited_ WEFT_GUARDED_BY(mutex_);
+  Key next_key_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::optional<Error> aborted_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::transport::gloo

@@ -2,6 +2,7 @@
 #include <c10/util/Exception.h>
 
 #include <weft/base/error.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/gloo/store_adapter.h>
 
 namespace weft::transport::gloo {
@@ -17,12 +18,12 @@ Bootstrap::Bytes to_bytes(const std::vector<std::uint8_t>& value) {
 
 void StoreAdapter::release() {
   std::shared_ptr<Bootstrap> last;  // destroyed after the lock has been released
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   last.swap(bootstrap_);
 }
 
 std::shared_ptr<Bootstrap> StoreAdapter::bootstrap() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!bootstrap_) throw Error(Blame::Cancelled, "the group of this store was destroyed");
   return bootstrap_;
 }

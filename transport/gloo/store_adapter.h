@@ -4,10 +4,9 @@
 // same keys.
 #pragma once
 
-#include <mutex>
-
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <weft/base/mutex.h>
 #include <weft/transport/bootstrap.h>
 
 namespace weft::transport::gloo {
@@ -35,8 +34,8 @@ class StoreAdapter : public c10d::Store {
  private:
   std::shared_ptr<Bootstrap> bootstrap() const;
 
-  mutable std::mutex mutex_;  // guards bootstrap_
-  std::shared_ptr<Bootstrap> bootstrap_;
+  mutable Mutex mutex_;
+  std::shared_ptr<Bootstrap> bootstrap_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::transport::gloo

@@ -11,6 +11,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/gloo/sigpipe.h>
 #include <weft/transport/gloo/waiters.h>
 
@@ -30,23 +31,23 @@ struct Waiters::State : std::enable_shared_from_this<State> {
   };
   using QueuePointer = std::shared_ptr<Queue>;
 
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable changed;
-  std::map<Stream, QueuePointer> streams;
+  std::map<Stream, QueuePointer> streams WEFT_GUARDED_BY(mutex);
   // Queues that wait for a thread, which is idle or being started.
-  std::deque<QueuePointer> unserved;
-  std::vector<std::thread> threads;
-  std::vector<std::thread> ended;  // to be joined
-  std::size_t idle = 0;
-  bool stopping = false;
+  std::deque<QueuePointer> unserved WEFT_GUARDED_BY(mutex);
+  std::vector<std::thread> threads WEFT_GUARDED_BY(mutex);
+  std::vector<std::thread> ended WEFT_GUARDED_BY(mutex);  // to be joined
+  std::size_t idle WEFT_GUARDED_BY(mutex) = 0;
+  bool stopping WEFT_GUARDED_BY(mutex) = false;
 
   void work() {
     const WithoutSigpipe quiet;
-    std::unique_lock lock(mutex);
+    UniqueLock lock(mutex);
     for (;;) {
       if (unserved.empty() && idle >= kMostIdle) return retire();
       ++idle;
-      changed.wait(lock, [this] { return stopping || !unserved.empty(); });
+      changed.wait(lock, [this]() WEFT_REQUIRES(mutex) { return stopping || !unserved.empty(); });
       --idle;
       if (unserved.empty()) return;
       const QueuePointer queue = std::move(unserved.front());
@@ -56,7 +57,7 @@ struct Waiters::State : std::enable_shared_from_this<State> {
     }
   }
 
-  void serve(Queue& queue, std::unique_lock<std::mutex>& lock) {
+  void serve(Queue& queue, std::unique_lock<std::mutex>& lock) WEFT_REQUIRES(mutex) {
     for (;;) {
       changed.wait(lock, [&] { return !queue.tasks.empty() || queue.announced == 0; });
       if (queue.tasks.empty()) return;
@@ -69,8 +70,8 @@ struct Waiters::State : std::enable_shared_from_this<State> {
     }
   }
 
-  // Requires mutex. This thread ends, and is joined later.
-  void retire() {
+  // This thread ends, and is joined later.
+  void retire() WEFT_REQUIRES(mutex) {
     const auto own = [](const std::thread& one) {
       return one.get_id() == std::this_thread::get_id();
     };
@@ -80,8 +81,8 @@ struct Waiters::State : std::enable_shared_from_this<State> {
     threads.erase(self);
   }
 
-  // Requires mutex. Gives the queue a thread. Throws Busy.
-  void serve_later(const QueuePointer& queue) {
+  // Gives the queue a thread. Throws Busy.
+  void serve_later(const QueuePointer& queue) WEFT_REQUIRES(mutex) {
     if (idle <= unserved.size()) {
       try {
         threads.emplace_back([state = shared_from_this()] { state->work(); });
@@ -101,7 +102,7 @@ Waiters::Waiters() : state_(std::make_shared<State>()) {}
 Waiters::~Waiters() {
   std::vector<std::thread> threads;
   {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     state_->stopping = true;
     threads.swap(state_->threads);
     std::move(state_->ended.begin(), state_->ended.end(), std::back_inserter(threads));
@@ -121,7 +122,7 @@ void Waiters::run(const Stream& stream, const std::function<Task()>& begin) {
   std::vector<std::thread> ended;
   State::QueuePointer queue;
   {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     ended.swap(state_->ended);
     const auto found = state_->streams.find(stream);
     if (found != state_->streams.end()) {
@@ -143,14 +144,14 @@ void Waiters::run(const Stream& stream, const std::function<Task()>& begin) {
   try {
     task = begin();
   } catch (...) {
-    std::unique_lock lock(state_->mutex);
+    UniqueLock lock(state_->mutex);
     --queue->announced;
     lock.unlock();
     state_->changed.notify_all();
     throw;
   }
   {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     --queue->announced;
     queue->tasks.push_back(std::move(task));
   }
@@ -161,7 +162,7 @@ void Waiters::run(Task task) {
   const auto queue = std::make_shared<State::Queue>();
   queue->tasks.push_back(std::move(task));
   {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     state_->serve_later(queue);
   }
   state_->changed.notify_all();
