@@ -2,12 +2,12 @@
 #include <atomic>
 #include <charconv>
 #include <map>
-#include <mutex>
 #include <random>
 #include <utility>
 
 #include <unistd.h>
 
+#include <weft/base/mutex.h>
 #include <weft/transport/inproc/faults.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
@@ -34,16 +34,16 @@ class Listeners {
     return *places;
   }
   std::uint64_t add(const std::shared_ptr<OpenListener>& place) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     places_.emplace(++last_, place);
     return last_;
   }
   void remove(std::uint64_t number) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     places_.erase(number);
   }
   std::shared_ptr<OpenListener> find(std::uint64_t number) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = places_.find(number);
     return found == places_.end() ? nullptr : found->second;
   }
@@ -55,9 +55,9 @@ class Listeners {
     std::random_device random;
     nonce_ = (std::uint64_t{random()} << 32) | random();
   }
-  std::mutex mutex_;
-  std::map<std::uint64_t, std::shared_ptr<OpenListener>> places_;
-  std::uint64_t last_ = 0;  // numbers are never reused
+  Mutex mutex_;
+  std::map<std::uint64_t, std::shared_ptr<OpenListener>> places_ WEFT_GUARDED_BY(mutex_);
+  std::uint64_t last_ WEFT_GUARDED_BY(mutex_) = 0;  // numbers are never reused
   std::uint64_t nonce_ = 0;
 };
 
@@ -69,17 +69,17 @@ class Shown {
     return *shown;
   }
   void set(std::function<void(const Faults&, const Faults&)> show) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     show_ = std::move(show);
   }
   void made(const Streams& streams) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (show_) show_(streams.a_to_b, streams.b_to_a);
   }
 
  private:
-  std::mutex mutex_;
-  std::function<void(const Faults&, const Faults&)> show_;
+  Mutex mutex_;
+  std::function<void(const Faults&, const Faults&)> show_ WEFT_GUARDED_BY(mutex_);
 };
 
 // "pid/number/nonce".

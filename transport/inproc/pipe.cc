@@ -2,6 +2,7 @@
 #include <cstring>
 #include <utility>
 
+#include <weft/base/mutex.h>
 #include <weft/transport/inproc/pipe.h>
 
 namespace weft::transport::inproc {
@@ -12,11 +13,11 @@ Notice::Notice(EventLoop& loop, std::function<void()> call) : state_(std::make_s
 }
 
 void Notice::post() const {
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   if (!state_->loop) return;
   state_->loop->post([state = state_] {
     {
-      std::lock_guard again(state->mutex);
+      MutexLock again(state->mutex);
       if (!state->loop) return;
     }
     state->call();
@@ -24,11 +25,11 @@ void Notice::post() const {
 }
 
 EventLoop::Registration Notice::post_at(Deadline time) const {
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   if (!state_->loop) return {};
   return state_->loop->at(time, Task([state = state_] {
                             {
-                              std::lock_guard again(state->mutex);
+                              MutexLock again(state->mutex);
                               if (!state->loop) return;
                             }
                             state->call();
@@ -36,12 +37,12 @@ EventLoop::Registration Notice::post_at(Deadline time) const {
 }
 
 void Notice::stop() noexcept {
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   state_->loop = nullptr;
 }
 
 std::size_t Pipe::write(std::span<const Bytes> pieces) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::size_t room = std::min(ring_.size() - static_cast<std::size_t>(tail_ - head_), at_most_);
   if (deaf_ || finished_) room = 0;
   std::size_t written = 0;
@@ -116,29 +117,29 @@ void Pipe::tell_of_arrival() {
 }
 
 void Pipe::slow_down(std::chrono::nanoseconds delay, double bytes_per_second) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   delay_ = delay;
   bytes_per_second_ = bytes_per_second;
 }
 
 void Pipe::finish(const Error& why) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!finished_) finished_ = why;
   tell_reader();
 }
 
 void Pipe::on_room(std::optional<Notice> notice) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   writer_ = std::move(notice);
 }
 
 std::optional<Error> Pipe::deaf() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return deaf_;
 }
 
 Pipe::Bytes Pipe::peek(std::size_t wanted) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto come =
       std::min(static_cast<std::size_t>(visible() - std::min(visible(), head_)), at_most_);
   if (come < wanted) reader_waits();
@@ -158,13 +159,13 @@ void Pipe::copy_from_ring(std::span<std::byte> to) const {
 }
 
 void Pipe::consume(std::size_t bytes) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   head_ += bytes;
   tell_of_room();
 }
 
 std::size_t Pipe::read(std::span<std::byte> to) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto come = static_cast<std::size_t>(visible() - std::min(visible(), head_));
   const std::size_t count = std::min({to.size(), come, at_most_});
   copy_from_ring(to.first(count));
@@ -175,19 +176,19 @@ std::size_t Pipe::read(std::span<std::byte> to) {
 }
 
 std::size_t Pipe::window() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::min(ring_.size(), at_most_);
 }
 
 std::optional<Error> Pipe::end() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (head_ < visible()) return std::nullopt;
   if (head_ >= cut_at_) return cut_;
   return head_ == tail_ ? finished_ : std::nullopt;
 }
 
 void Pipe::on_bytes(std::optional<Notice> notice) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   reader_ = std::move(notice);
   arrival_.reset();
   arrival_at_ = {};
@@ -196,7 +197,7 @@ void Pipe::on_bytes(std::optional<Notice> notice) {
 }
 
 void Pipe::stop_reading(const Error& why) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!deaf_) deaf_ = why;
   tell_writer();
 }
@@ -215,14 +216,14 @@ void Pipe::tell_writer() {
 }
 
 void Pipe::hold_at(std::uint64_t position) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   held_at_ = position;
   reader_waits_ = true;
   tell_reader();
 }
 
 void Pipe::cut_at(std::uint64_t position, const Error& why) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   cut_at_ = position;
   cut_ = why;
   reader_waits_ = true;
@@ -230,19 +231,19 @@ void Pipe::cut_at(std::uint64_t position, const Error& why) {
 }
 
 void Pipe::corrupt(std::uint64_t position) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   corrupted_.push_back(position);
   if (position >= head_ && position < tail_)
     ring_[static_cast<std::size_t>(position % ring_.size())] ^= std::byte{0xff};
 }
 
 void Pipe::move_at_most(std::size_t bytes) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   at_most_ = bytes;
 }
 
 std::uint64_t Pipe::written() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return tail_;
 }
 

@@ -10,12 +10,12 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
 #include <weft/base/error.h>
 #include <weft/base/event_loop.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/byte_stream.h>
 
 namespace weft::transport::inproc {
@@ -32,8 +32,8 @@ class Notice {
 
  private:
   struct State {
-    std::mutex mutex;  // guards loop: no post() once stop() has returned
-    EventLoop* loop = nullptr;
+    Mutex mutex;  // no post() once stop() has returned
+    EventLoop* loop WEFT_GUARDED_BY(mutex) = nullptr;
     std::function<void()> call;  // called on the loop; destroyed there, or with the last post
   };
   std::shared_ptr<State> state_;
@@ -71,47 +71,54 @@ class Pipe {
   std::uint64_t written() const;
 
  private:
-  std::uint64_t visible() const { return std::min({arrived(), held_at_, cut_at_}); }
-  std::uint64_t arrived() const;
-  void travel(std::uint64_t from);
-  void reader_waits();
-  void tell_of_arrival();
-  void put(Bytes bytes);
-  void copy_from_ring(std::span<std::byte> to) const;
-  void tell_reader();
-  void tell_of_room();
-  void tell_writer();
+  std::uint64_t visible() const WEFT_REQUIRES(mutex_) {
+    return std::min({arrived(), held_at_, cut_at_});
+  }
+  std::uint64_t arrived() const WEFT_REQUIRES(mutex_);
+  void travel(std::uint64_t from) WEFT_REQUIRES(mutex_);
+  void reader_waits() WEFT_REQUIRES(mutex_);
+  void tell_of_arrival() WEFT_REQUIRES(mutex_);
+  void put(Bytes bytes) WEFT_REQUIRES(mutex_);
+  void copy_from_ring(std::span<std::byte> to) const WEFT_REQUIRES(mutex_);
+  void tell_reader() WEFT_REQUIRES(mutex_);
+  void tell_of_room() WEFT_REQUIRES(mutex_);
+  void tell_writer() WEFT_REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
-  std::vector<std::byte> ring_;
-  std::vector<std::byte> window_;  // shows bytes that wrap around the ring's end in one piece
-  std::uint64_t head_ = 0;         // bytes read (head_) and written (tail_) since the beginning
-  std::uint64_t tail_ = 0;
-  bool reader_waits_ = true;
-  bool writer_waits_ = false;
-  std::optional<Notice> reader_;
-  std::optional<Notice> writer_;
-  std::optional<Error> finished_;  // why the writer ended
-  std::optional<Error> deaf_;      // why the reader ended
+  mutable Mutex mutex_;
+  std::vector<std::byte> ring_ WEFT_GUARDED_BY(mutex_);
+  // Shows bytes that wrap around the ring's end in one piece.
+  std::vector<std::byte> window_ WEFT_GUARDED_BY(mutex_);
+  // Bytes read (head_) and written (tail_) since the beginning.
+  std::uint64_t head_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::uint64_t tail_ WEFT_GUARDED_BY(mutex_) = 0;
+  bool reader_waits_ WEFT_GUARDED_BY(mutex_) = true;
+  bool writer_waits_ WEFT_GUARDED_BY(mutex_) = false;
+  std::optional<Notice> reader_ WEFT_GUARDED_BY(mutex_);
+  std::optional<Notice> writer_ WEFT_GUARDED_BY(mutex_);
+  std::optional<Error> finished_ WEFT_GUARDED_BY(mutex_);  // why the writer ended
+  std::optional<Error> deaf_ WEFT_GUARDED_BY(mutex_);      // why the reader ended
 
-  std::uint64_t held_at_ = kNever;
-  std::uint64_t cut_at_ = kNever;
-  std::optional<Error> cut_;
-  std::vector<std::uint64_t> corrupted_;
-  std::size_t at_most_ = std::numeric_limits<std::size_t>::max();
+  std::uint64_t held_at_ WEFT_GUARDED_BY(mutex_) = kNever;
+  std::uint64_t cut_at_ WEFT_GUARDED_BY(mutex_) = kNever;
+  std::optional<Error> cut_ WEFT_GUARDED_BY(mutex_);
+  std::vector<std::uint64_t> corrupted_ WEFT_GUARDED_BY(mutex_);
+  std::size_t at_most_ WEFT_GUARDED_BY(mutex_) = std::numeric_limits<std::size_t>::max();
 
   // Bytes that travel over a slow link, up to position `end`.
   struct Travelling {
     std::uint64_t end = 0;
     Deadline::Clock::time_point comes;
   };
-  std::chrono::nanoseconds delay_{0};
-  double bytes_per_second_ = 0;       // 0: no limit
-  Deadline::Clock::time_point sent_;  // when the link has sent everything it was given
-  mutable std::deque<Travelling> travelling_;
-  mutable std::uint64_t come_ = 0;  // the position up to which bytes have arrived, if others travel
-  EventLoop::Registration arrival_;  // reports the next bytes to the reader, at arrival_at_
-  Deadline::Clock::time_point arrival_at_;
+  std::chrono::nanoseconds delay_ WEFT_GUARDED_BY(mutex_){0};
+  double bytes_per_second_ WEFT_GUARDED_BY(mutex_) = 0;  // 0: no limit
+  // When the link has sent everything it was given.
+  Deadline::Clock::time_point sent_ WEFT_GUARDED_BY(mutex_);
+  mutable std::deque<Travelling> travelling_ WEFT_GUARDED_BY(mutex_);
+  // The position up to which bytes have arrived, if others travel.
+  mutable std::uint64_t come_ WEFT_GUARDED_BY(mutex_) = 0;
+  // Reports the next bytes to the reader, at arrival_at_.
+  EventLoop::Registration arrival_ WEFT_GUARDED_BY(mutex_);
+  Deadline::Clock::time_point arrival_at_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::transport::inproc

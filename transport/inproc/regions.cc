@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
 
+#include <weft/base/mutex.h>
 #include <weft/transport/inproc/regions.h>
 
 namespace weft::transport::inproc {
 
 std::shared_ptr<MemoryRegion> Regions::add(const Slice& memory) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const std::uint64_t token = ++last_;
   regions_.emplace(token, memory);
   const Pin registration(&regions_, [self = shared_from_this(), token](const void*) {
-    std::lock_guard again(self->mutex_);
+    MutexLock again(self->mutex_);
     self->regions_.erase(token);
   });
   return std::make_shared<MemoryRegion>(memory, RegionKey{0, memory.bytes, token}, registration);
 }
 
 bool Regions::write(const RegionKey& key, std::uint64_t offset, std::span<const std::byte> bytes) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = regions_.find(key.token);
   if (found == regions_.end() || offset > found->second.bytes ||
       bytes.size() > found->second.bytes - offset)

@@ -4,9 +4,9 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 
+#include <weft/base/mutex.h>
 #include <weft/transport/memory_region.h>
 
 namespace weft::transport::inproc {
@@ -18,9 +18,9 @@ class Regions : public std::enable_shared_from_this<Regions> {
   bool write(const RegionKey& key, std::uint64_t offset, std::span<const std::byte> bytes);
 
  private:
-  std::mutex mutex_;                        // guards the members that follow, and writing
-  std::map<std::uint64_t, Slice> regions_;  // by token
-  std::uint64_t last_ = 0;                  // tokens are never reused
+  Mutex mutex_;  // also held while memory is written
+  std::map<std::uint64_t, Slice> regions_ WEFT_GUARDED_BY(mutex_);  // by token
+  std::uint64_t last_ WEFT_GUARDED_BY(mutex_) = 0;                  // tokens are never reused
 };
 
 }  // namespace weft::transport::inproc
