@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include <weft/base/loop_flag.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/mesh/core.h>
 
 namespace weft::transport::mesh {
@@ -48,7 +49,7 @@ bool Core::enter() noexcept {
 
 void Core::queue(Event event) noexcept {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     waiting_.push_back(std::move(event));
     if (turn_.exchange(Turn::Wanted, std::memory_order_acq_rel) != Turn::Free) return;
   }
@@ -66,7 +67,7 @@ void Core::leave() noexcept {
     if (turn >= kTurns && !loop->inside())
       return loop->post([self = shared_from_this()] { self->leave(); });
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       batch_.swap(waiting_);
       turn_.store(Turn::Taken, std::memory_order_relaxed);
     }

@@ -13,10 +13,10 @@
 
 #include <atomic>
 #include <functional>
-#include <mutex>
 
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/mesh/choose.h>
 #include <weft/transport/mesh/collectives.h>
 #include <weft/transport/mesh/events.h>
@@ -134,9 +134,9 @@ class Core final : public std::enable_shared_from_this<Core> {
 
   enum class Turn : std::uint8_t { Free, Taken, Wanted };  // Wanted: taken, and an event is queued
   std::atomic<Turn> turn_{Turn::Free};
-  std::mutex mutex_;            // guards waiting_, and setting turn_ to Wanted
-  std::vector<Event> waiting_;  // empty unless turn_ is Wanted
-  std::vector<Event> batch_;    // the handling thread's; guarded by turn_
+  Mutex mutex_;                                         // also held while turn_ is set to Wanted
+  std::vector<Event> waiting_ WEFT_GUARDED_BY(mutex_);  // empty unless turn_ is Wanted
+  std::vector<Event> batch_;                            // the handling thread's; guarded by turn_
 };
 
 template <class One>

@@ -7,6 +7,7 @@
 
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/mesh/meeting.h>
 
 namespace weft::transport::mesh {
@@ -51,7 +52,7 @@ Meeting::Meeting(Connector& connector, const JoinOptions& options, std::shared_p
       missing_(place_of(options.size - 1, Traffic())) {}
 
 void Meeting::hold(Deadline deadline) {
-  if (missing_ == 0) return;
+  if (options_.size == 1) return;
   const auto accepted = [weak = weak_from_this()](std::shared_ptr<Connection> connection) {
     const auto self = weak.lock();
     if (!self) return connection->close(Error(Blame::Cancelled, "the listener was closed"));
@@ -73,7 +74,7 @@ void Meeting::hold(Deadline deadline) {
   }
   if (!over_->synchronize(deadline) && is_connecting())
     static_cast<void>(over_->synchronize(Deadline::in(kReason)));
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (failure_) throw *failure_;
   const bool all_came = missing_ == 0;
   lock.unlock();
@@ -93,7 +94,7 @@ void Meeting::publish(const std::string& address, Deadline deadline) {
     std::copy(bytes.begin(), bytes.end(), secret.begin());
   }
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     secret_ = secret;
   }
   // No rank can connect to this one before its address is published.
@@ -117,7 +118,7 @@ void Meeting::connect(int peer, Deadline deadline) {
 void Meeting::say_hello(Connection& connection, Traffic traffic) {
   Hello hello;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     hello.secret = secret_;
   }
   hello.rank = static_cast<std::uint32_t>(options_.rank);
@@ -138,7 +139,7 @@ void Meeting::admit(std::shared_ptr<Connection> connection) {
       });
   GuestPointer oldest;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (guests_.size() >= kStrangers + established_.size()) {
       const auto found = std::find_if(guests_.begin(), guests_.end(),
                                       [](const auto& one) { return !one->is_ours; });
@@ -153,7 +154,7 @@ void Meeting::admit(std::shared_ptr<Connection> connection) {
 void Meeting::receive(const GuestPointer& guest) {
   const auto connection = guest->connection;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     guests_.push_back(guest);
   }
   Connection::Handlers handlers;
@@ -181,7 +182,7 @@ void Meeting::receive(const GuestPointer& guest) {
 void Meeting::greet(const GuestPointer& guest, const Arrival& arrival) noexcept {
   const auto hello = decode_hello(arrival.header);
   if (!hello) return turn_away(guest, hello.error().text());
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   const auto connection = guest->connection;
   if (connection == nullptr) return;  // the meeting is over
   if (const auto why = why_stranger(*guest, hello.value())) {
@@ -202,7 +203,7 @@ void Meeting::greet(const GuestPointer& guest, const Arrival& arrival) noexcept 
 }
 
 void Meeting::turn_away(const GuestPointer& guest, const std::string& why) {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   const auto connection = forget(guest);
   if (connection == nullptr) return;
   if (guest->is_ours && !failure_) {
@@ -220,7 +221,7 @@ void Meeting::turn_away(const GuestPointer& guest, const std::string& why) {
 // A connection ended before its hello.
 void Meeting::gone(const GuestPointer& guest, const Error& why) noexcept {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (forget(guest) == nullptr || !guest->is_ours) return;
     if (why.blame() == Blame::Timeout) {
       late_ = why.text();
@@ -241,7 +242,7 @@ void Meeting::gone(const GuestPointer& guest, const Error& why) noexcept {
 // (EMFILE) joining fails at once, because none will become free before then.
 void Meeting::cannot_take_in(const Error& why) noexcept {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (why.native_code() != EMFILE) {
       late_ = why.text();
       return;
@@ -254,7 +255,7 @@ void Meeting::cannot_take_in(const Error& why) noexcept {
 }
 
 bool Meeting::is_connecting() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::any_of(guests_.begin(), guests_.end(), [](const auto& one) { return one->is_ours; });
 }
 
@@ -267,7 +268,7 @@ std::shared_ptr<Connection> Meeting::forget(const GuestPointer& guest) {
 void Meeting::close() {
   std::vector<std::shared_ptr<Connection>> left;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     while (!guests_.empty()) left.push_back(forget(GuestPointer(guests_.back())));
   }
   for (const auto& connection : left)
@@ -288,7 +289,7 @@ Error Meeting::why_late() {
   std::vector<int> absent, unconnected;
   for (int peer = 0; peer < options_.size; ++peer) {
     if (peer == options_.rank) continue;
-    std::unique_lock lock(mutex_);
+    UniqueLock lock(mutex_);
     if (established_[place_of(peer, Traffic::Collectives)] &&
         established_[place_of(peer, Traffic::Messages)])
       continue;
@@ -302,7 +303,7 @@ Error Meeting::why_late() {
   }
   const std::string what = absent.empty() ? "no connection with " + ranks_text(unconnected)
                                           : "missing: " + ranks_text(absent);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return Error(Blame::Timeout, place_ + ": not all ranks joined within " +
                                    weft::describe(options_.timeout) + "; " + what +
                                    (absent.empty() && !late_.empty() ? ": " + late_ : ""))

@@ -5,11 +5,11 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include <weft/base/loop_flag.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/mesh/core.h>
 #include <weft/transport/transport.h>
 
@@ -47,14 +47,15 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   void receive(const GuestPointer& guest);
   void greet(const GuestPointer& guest, const Arrival& arrival) noexcept;
   // Why the sender of `hello` is not the expected rank; empty if it is.
-  std::optional<std::string> why_stranger(const Guest& guest, const Hello& hello) const;
+  std::optional<std::string> why_stranger(const Guest& guest, const Hello& hello) const
+      WEFT_REQUIRES(mutex_);
   void say_hello(Connection& connection, Traffic traffic);
   void turn_away(const GuestPointer& guest, const std::string& why);
   void gone(const GuestPointer& guest, const Error& why) noexcept;
   void cannot_take_in(const Error& why) noexcept;
   bool is_connecting();
-  // Stops waiting for the guest and returns its connection, if it still has one. Requires mutex_.
-  std::shared_ptr<Connection> forget(const GuestPointer& guest);
+  // Stops waiting for the guest and returns its connection, if it still has one.
+  std::shared_ptr<Connection> forget(const GuestPointer& guest) WEFT_REQUIRES(mutex_);
   Error why_late();
 
   Connector& connector_;
@@ -63,13 +64,15 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   const std::string place_;
   const std::shared_ptr<LoopFlag> over_;
 
-  std::mutex mutex_;  // guards the members below
-  Secret secret_{};
-  std::vector<GuestPointer> guests_;  // not greeted yet
-  std::vector<bool> established_;     // established connections, by peer and Traffic
-  std::size_t missing_;
-  std::optional<Error> failure_;
-  std::string late_;  // why one of our connections was not established in time
+  Mutex mutex_;
+  Secret secret_ WEFT_GUARDED_BY(mutex_){};
+  std::vector<GuestPointer> guests_ WEFT_GUARDED_BY(mutex_);  // not greeted yet
+  // Established connections, by peer and Traffic.
+  std::vector<bool> established_ WEFT_GUARDED_BY(mutex_);
+  std::size_t missing_ WEFT_GUARDED_BY(mutex_);
+  std::optional<Error> failure_ WEFT_GUARDED_BY(mutex_);
+  // Why one of our connections was not established in time.
+  std::string late_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::transport::mesh
