@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/mpi/requests.h>
 
 namespace weft::transport::mpi {
@@ -21,7 +22,7 @@ Requests::~Requests() {
 }
 
 std::uint64_t Requests::expect(const Completion& completion) {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   const std::uint64_t key = next_key_++;
   if (!aborted_) {
     expected_.emplace(key, completion);
@@ -36,7 +37,7 @@ std::uint64_t Requests::expect(const Completion& completion) {
 void Requests::start(std::uint64_t key, Call call) noexcept {
   std::optional<Error> refused;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = expected_.find(key);
     if (found == expected_.end()) return;
     MPI_Request native = nullptr;
@@ -124,7 +125,7 @@ bool Requests::turn() {
   std::vector<Entry> ended;
   std::optional<Error> broken_by;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (entries_.empty()) return false;
     indices_.resize(natives_.size());
     statuses_.resize(natives_.size());
@@ -165,7 +166,7 @@ void Requests::abort(const Error& why) noexcept {
   std::map<std::uint64_t, Completion> expected;
   std::vector<Entry> entries;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (aborted_) return;
     aborted_ = why;
     expected.swap(expected_);
@@ -182,7 +183,7 @@ void Requests::abort(const Error& why) noexcept {
 }
 
 bool Requests::is_clean() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return is_clean_ && entries_.empty();
 }
 

@@ -10,12 +10,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <weft/base/event_loop.h>
+#include <weft/base/mutex.h>
 #include <weft/base/op.h>
 #include <weft/transport/mpi/world.h>
 
@@ -59,11 +59,10 @@ class Requests : public std::enable_shared_from_this<Requests> {
   };
 
   bool turn();
-  // The next three require mutex_. take_ended() removes and returns the entries that are done, in
-  // order.
-  std::vector<Entry> take_ended();
-  std::optional<Error> why_late() const;
-  void settle(Entry& entry, const MPI_Status& status);
+  // Removes and returns the entries that are done, in order.
+  std::vector<Entry> take_ended() WEFT_REQUIRES(mutex_);
+  std::optional<Error> why_late() const WEFT_REQUIRES(mutex_);
+  void settle(Entry& entry, const MPI_Status& status) WEFT_REQUIRES(mutex_);
 
   const std::shared_ptr<World> world_;
   const std::weak_ptr<EventLoop> loop_;
@@ -71,16 +70,16 @@ class Requests : public std::enable_shared_from_this<Requests> {
   const std::string place_;
   const std::chrono::milliseconds timeout_;
 
-  mutable std::mutex mutex_;  // guards the members below
-  std::optional<Error> aborted_;
-  bool is_clean_ = true;
-  std::uint64_t next_key_ = 0;
-  std::map<std::uint64_t, Completion> expected_;
-  std::vector<Entry> entries_;
-  std::vector<MPI_Request> natives_;  // of entries_, by the same index
-  std::vector<int> indices_;          // scratch
-  std::vector<MPI_Status> statuses_;
-  EventLoop::Registration watch_;  // while there are entries
+  mutable Mutex mutex_;
+  std::optional<Error> aborted_ WEFT_GUARDED_BY(mutex_);
+  bool is_clean_ WEFT_GUARDED_BY(mutex_) = true;
+  std::uint64_t next_key_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::map<std::uint64_t, Completion> expected_ WEFT_GUARDED_BY(mutex_);
+  std::vector<Entry> entries_ WEFT_GUARDED_BY(mutex_);
+  std::vector<MPI_Request> natives_ WEFT_GUARDED_BY(mutex_);  // of entries_, by the same index
+  std::vector<int> indices_ WEFT_GUARDED_BY(mutex_);          // scratch
+  std::vector<MPI_Status> statuses_ WEFT_GUARDED_BY(mutex_);
+  EventLoop::Registration watch_ WEFT_GUARDED_BY(mutex_);  // while there are entries
 };
 
 }  // namespace weft::transport::mpi

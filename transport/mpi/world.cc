@@ -3,6 +3,7 @@
 #include <array>
 
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 #include <weft/kernels/kernels.h>
 #include <weft/transport/mpi/world.h>
 
@@ -35,10 +36,10 @@ constexpr auto kCombine = all_of(std::make_index_sequence<kDtypes * kOps>());
 }  // namespace
 
 std::shared_ptr<World> World::of_process(const std::shared_ptr<const Library>& library) {
-  static std::mutex mutex;
+  static Mutex mutex;
   // Destroyed after main(), before MPI's own exit handlers run.
-  static std::shared_ptr<World> world;
-  std::lock_guard lock(mutex);
+  static std::shared_ptr<World> world WEFT_GUARDED_BY(mutex);
+  MutexLock lock(mutex);
   if (!world) world = std::make_shared<World>(Key(), library);
   return world;
 }
@@ -98,7 +99,7 @@ std::unique_lock<std::mutex> World::turn() {
 }
 
 MPI_Datatype World::elements(std::size_t bytes) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   auto [found, is_new] = elements_.try_emplace(bytes, nullptr);
   if (is_new) {
     try {
@@ -115,7 +116,7 @@ MPI_Datatype World::elements(std::size_t bytes) {
 }
 
 MPI_Op World::operation(Dtype dtype, ReduceOp op) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   auto [found, is_new] = operations_.try_emplace({dtype, op}, nullptr);
   if (is_new) {
     const std::size_t pair = static_cast<std::size_t>(dtype) * kOps + static_cast<std::size_t>(op);
@@ -129,13 +130,13 @@ MPI_Op World::operation(Dtype dtype, ReduceOp op) {
 }
 
 int World::next_creation_tag() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const int room = std::max(largest_tag_ / kTagsOfARank, 1);
   return rank_ % room * kTagsOfARank + created_++ % kTagsOfARank;
 }
 
 void World::keep_for_ever(Pin pin) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   kept_.push_back(std::move(pin));
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <weft/base/dtype.h>
+#include <weft/base/mutex.h>
 #include <weft/base/slice.h>
 #include <weft/kernels/reduce_op.h>
 #include <weft/transport/mpi/library.h>
@@ -62,11 +63,11 @@ class World {
   int size_ = 1;
   int largest_tag_ = 32767;
   std::mutex turns_;
-  std::map<std::size_t, MPI_Datatype> elements_;
-  std::map<std::pair<Dtype, ReduceOp>, MPI_Op> operations_;
-  std::mutex mutex_;  // guards the members below
-  int created_ = 0;
-  std::vector<Pin> kept_;
+  Mutex mutex_;
+  std::map<std::size_t, MPI_Datatype> elements_ WEFT_GUARDED_BY(mutex_);
+  std::map<std::pair<Dtype, ReduceOp>, MPI_Op> operations_ WEFT_GUARDED_BY(mutex_);
+  int created_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::vector<Pin> kept_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::transport::mpi
