@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 #include <weft/cuda/poll.h>
 #include <weft/cuda/retire.h>
 #include <weft/transport/nccl/handle.h>
@@ -74,7 +75,7 @@ Handle::~Handle() {
 }
 
 void Handle::start(const Call& call) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (comm_ == nullptr) throw Error(Blame::Cancelled, "the NCCL communicator was aborted");
   cuda::DeviceGuard guard(*device_);
   const ncclResult_t result = call(*library_, comm_, stream_.native());
@@ -83,7 +84,7 @@ void Handle::start(const Call& call) {
 }
 
 bool Handle::settled() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (comm_ == nullptr) throw Error(Blame::Cancelled, "the NCCL communicator was aborted");
   if (!in_progress_) return true;
   const ncclResult_t result = state_of(*library_, comm_);
@@ -109,7 +110,7 @@ bool Handle::settle(Deadline deadline) {
 }
 
 std::optional<Error> Handle::async_error() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (comm_ == nullptr) return std::nullopt;
   const ncclResult_t result = state_of(*library_, comm_);
   if (result == ncclSuccess || result == ncclInProgress) return std::nullopt;
@@ -119,7 +120,7 @@ std::optional<Error> Handle::async_error() noexcept {
 void Handle::abort() noexcept {
   ncclComm_t comm = nullptr;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     comm = std::exchange(comm_, nullptr);
   }
   if (comm == nullptr || device_->is_lost()) return;

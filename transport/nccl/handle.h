@@ -10,11 +10,11 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string_view>
 
 #include <weft/base/deadline.h>
+#include <weft/base/mutex.h>
 #include <weft/cuda/stream.h>
 #include <weft/transport/nccl/library.h>
 
@@ -57,9 +57,9 @@ class Handle {
   std::shared_ptr<const Library> library_;
   std::shared_ptr<cuda::Device> device_;
   cuda::Stream stream_;
-  std::mutex mutex_;           // NCCL takes one thread at a time
-  ncclComm_t comm_ = nullptr;  // null: aborted
-  bool in_progress_ = false;
+  Mutex mutex_;                                        // NCCL takes one thread at a time
+  ncclComm_t comm_ WEFT_GUARDED_BY(mutex_) = nullptr;  // null: aborted
+  bool in_progress_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weft::transport::nccl

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <weft/base/mutex.h>
 #include <weft/cuda/driver.h>
 #include <weft/transport/nccl/nccl.h>
 #include <weft/transport/nccl/nccl_communicator.h>
@@ -13,7 +14,7 @@ std::shared_ptr<Communicator> Nccl::join(const JoinOptions& options) {
   }
   std::shared_ptr<const Library> library;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!library_) {
       auto opened = source_();
       if (!opened) throw opened.error().within("joining " + place_of(options, name()));

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <functional>
-#include <mutex>
 
+#include <weft/base/mutex.h>
 #include <weft/transport/nccl/library.h>
 #include <weft/transport/transport.h>
 
@@ -23,8 +23,8 @@ class Nccl final : public Transport {
 
  private:
   Source source_;
-  std::mutex mutex_;
-  std::shared_ptr<const Library> library_;
+  Mutex mutex_;
+  std::shared_ptr<const Library> library_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::transport::nccl

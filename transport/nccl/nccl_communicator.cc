@@ -6,6 +6,7 @@
 
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/cuda/fence.h>
 #include <weft/cuda/poll.h>
 #include <weft/cuda/retire.h>
@@ -107,7 +108,7 @@ class NcclCommunicator::Launch final : public Fence::Source {
   explicit Launch(std::weak_ptr<NcclCommunicator> owner) : owner_(std::move(owner)) {}
 
   void arrive(Fence on_stream) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     on_stream_ = std::move(on_stream);
   }
 
@@ -136,7 +137,7 @@ class NcclCommunicator::Launch final : public Fence::Source {
   std::optional<Fence> arrived() const noexcept {
     for (const bool again : {true, false}) {
       {
-        std::lock_guard lock(mutex_);
+        MutexLock lock(mutex_);
         if (on_stream_) return on_stream_;
       }
       const auto owner = again ? owner_.lock() : nullptr;
@@ -146,8 +147,8 @@ class NcclCommunicator::Launch final : public Fence::Source {
   }
 
   std::weak_ptr<NcclCommunicator> owner_;
-  mutable std::mutex mutex_;
-  std::optional<Fence> on_stream_;
+  mutable Mutex mutex_;
+  std::optional<Fence> on_stream_ WEFT_GUARDED_BY(mutex_);
 };
 
 NcclCommunicator::NcclCommunicator(const JoinOptions& options,
@@ -284,7 +285,7 @@ Op NcclCommunicator::issue(std::string name, std::size_t bytes, Pin pin, Fence r
                       .rank = rank_,
                       .ranks = size_,
                       .device = device_->index()});
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (broken_) return Op::failed(broken_->within(name));
   const auto launch = std::make_shared<Launch>(weak_from_this());
   Request request{name, std::move(call), ready, launch, bytes, trace::Arrow::leave()};
@@ -350,7 +351,7 @@ Fence NcclCommunicator::end_of(Request& request) {
 }
 
 void NcclCommunicator::advance() noexcept {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   std::string name;
   try {
     while (!line_.empty()) {
@@ -379,7 +380,10 @@ void NcclCommunicator::watch(const InFlight::Oldest& oldest) noexcept {
                                   describe(timeout_)));
 }
 
-void NcclCommunicator::abort(const Error& why) noexcept { fail(std::unique_lock(mutex_), why); }
+void NcclCommunicator::abort(const Error& why) noexcept {
+  UniqueLock lock(mutex_);
+  fail(std::move(lock), why);
+}
 
 void NcclCommunicator::fail(std::unique_lock<std::mutex> lock, const Error& why) noexcept {
   if (broken_) return;

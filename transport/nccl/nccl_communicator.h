@@ -23,6 +23,7 @@
 #include <deque>
 #include <mutex>
 
+#include <weft/base/mutex.h>
 #include <weft/cuda/memory.h>
 #include <weft/cuda/span.h>
 #include <weft/profiling/trace/trace.h>
@@ -79,16 +80,16 @@ class NcclCommunicator final : public Communicator,
   void see_through_capture(const Launch& launch, const std::string& name) noexcept;
   // A failed Op, for a reduction that can_reduce() refuses or a message that NCCL cannot send.
   Op refuse(Blame blame, const std::string& text) const noexcept;
-  void start(Request& request);
+  void start(Request& request) WEFT_REQUIRES(mutex_);
   // Records a fence after the work that NCCL has enqueued for the request.
-  Fence end_of(Request& request);
+  Fence end_of(Request& request) WEFT_REQUIRES(mutex_);
   // Starts the operations in line_ as far as NCCL takes them.
   void advance() noexcept;
   // Checks for errors and the timeout. Runs on the loop while an operation is pending.
   void watch(const InFlight::Oldest& oldest) noexcept;
   // The body of abort(). Takes over the caller's lock, so that line_ cannot advance between the
   // error and the abort.
-  void fail(std::unique_lock<std::mutex> lock, const Error& why) noexcept;
+  void fail(std::unique_lock<std::mutex> lock, const Error& why) noexcept WEFT_REQUIRES(mutex_);
   // Starts a thread that aborts the handle. NCCL may or may not have enqueued `begun`.
   void break_off(std::shared_ptr<Launch> begun) noexcept;
 
@@ -99,9 +100,9 @@ class NcclCommunicator final : public Communicator,
   std::shared_ptr<cuda::Device> device_;
   std::shared_ptr<Handle> handle_;
   cuda::DeviceMemory scratch_;  // data of barriers and of the warm-up
-  std::mutex mutex_;            // guards the order on the stream and the members below
-  std::deque<Request> line_;
-  std::optional<Error> broken_;
+  Mutex mutex_;                 // also held while work is put on the stream, so that it is in order
+  std::deque<Request> line_ WEFT_GUARDED_BY(mutex_);
+  std::optional<Error> broken_ WEFT_GUARDED_BY(mutex_);
   InFlight in_flight_;
 };
 
