@@ -3,12 +3,12 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/shm/shm_stream.h>
 #include <weft/transport/unix_socket.h>
 
@@ -56,15 +56,15 @@ struct ShmStream::Shared {
 
   std::function<void()> readable;
   std::function<void()> writable;
-  std::mutex mutex;  // guards the next five members
-  Descriptor socket;
-  EventLoop::Registration poller;
-  EventLoop::Registration watch;
+  Mutex mutex;
+  Descriptor socket WEFT_GUARDED_BY(mutex);
+  EventLoop::Registration poller WEFT_GUARDED_BY(mutex);
+  EventLoop::Registration watch WEFT_GUARDED_BY(mutex);
   // Of the next attempt to connect, then of the deadline for being accepted.
-  EventLoop::Registration timer;
-  std::optional<Error> not_connected;  // why connecting failed
-  bool parked = false;                 // used on the loop
-  Ending told_ending = Ending::None;   // used on the loop
+  EventLoop::Registration timer WEFT_GUARDED_BY(mutex);
+  std::optional<Error> not_connected WEFT_GUARDED_BY(mutex);  // why connecting failed
+  bool parked = false;                                        // used on the loop
+  Ending told_ending = Ending::None;                          // used on the loop
   std::uint64_t told = 0;  // used on the loop: the position up to which readable() was called
   std::atomic<int> token_socket{-1};  // the socket's number, once it is connected
   std::atomic<bool> stopped{false};
@@ -75,8 +75,9 @@ struct ShmStream::Shared {
 
   // Connects the socket if that is still to be done, passes the segment, and watches the socket.
   static void connect(const std::shared_ptr<Shared>& self, EventLoop& loop, const Address& address,
-                      Deadline deadline);
-  static void watch_socket(const std::shared_ptr<Shared>& self, EventLoop& loop);
+                      Deadline deadline) WEFT_REQUIRES(self->mutex);
+  static void watch_socket(const std::shared_ptr<Shared>& self, EventLoop& loop)
+      WEFT_REQUIRES(self->mutex);
   // Called when the deadline has passed.
   void end_unless_accepted();
   bool look();
@@ -114,7 +115,7 @@ void ShmStream::start(EventLoop& loop, std::function<void()> readable,
                       std::function<void()> writable) {
   shared_->readable = std::move(readable);
   shared_->writable = std::move(writable);
-  std::lock_guard lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   if (address_) {
     Shared::connect(shared_, loop, *address_, deadline_);
   } else {
@@ -124,7 +125,6 @@ void ShmStream::start(EventLoop& loop, std::function<void()> readable,
                               [shared = shared_] { return shared->park(); });
 }
 
-// Requires mutex.
 void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& loop,
                                 const Address& address, Deadline deadline) {
   try {
@@ -155,7 +155,7 @@ void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& 
                             : " accepts no connection: it is stopped, or its event loop is stuck"));
     }
     self->timer = loop.at(Deadline::in(kRetry), [self, &loop, address, deadline] {
-      std::lock_guard lock(self->mutex);
+      MutexLock lock(self->mutex);
       if (!self->stopped) connect(self, loop, address, deadline);
     });
   } catch (const Error& error) {
@@ -165,7 +165,7 @@ void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& 
 }
 
 void ShmStream::Shared::end_unless_accepted() {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (stopped || hung_up || !segment.give_up()) return;
   not_connected = Error(
       Blame::Timeout,
@@ -181,7 +181,7 @@ void ShmStream::Shared::watch_socket(const std::shared_ptr<Shared>& self, EventL
 void ShmStream::stop() noexcept {
   if (shared_->stopped.exchange(true)) return;
   {
-    std::lock_guard lock(shared_->mutex);
+    MutexLock lock(shared_->mutex);
     shared_->poller.reset();
     shared_->watch.reset();
     shared_->timer.reset();
@@ -236,7 +236,7 @@ void ShmStream::Shared::take_tokens() {
     if (count == static_cast<ssize_t>(sizeof tokens)) continue;
     if (count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR))) return;
     hung_up = true;  // look() reports it in the next turn
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     watch.reset();  // otherwise an ended socket would be reported in every turn
     return;
   }
@@ -309,7 +309,7 @@ std::optional<Error> ShmStream::end() const noexcept {
   // The common case: end() is called after every message.
   if (!shared.stopped && shared.ending() == Shared::Ending::None) return std::nullopt;
   {
-    std::lock_guard lock(shared.mutex);
+    MutexLock lock(shared.mutex);
     if (shared.not_connected) return shared.not_connected;
   }
   if (shared.broken) {
