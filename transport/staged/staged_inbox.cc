@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <weft/base/loop_flag.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/staged/staged_inbox.h>
 #include <weft/transport/stream/frame.h>
 
@@ -61,7 +62,7 @@ std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) con
 Result<Reached> Inbox::reach(std::span<const Slice> destinations) {
   Connection* below = nullptr;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (auto wrong = why_refused(destinations)) return std::move(*wrong);
     below = below_.get();
   }
@@ -75,7 +76,7 @@ Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noex
   auto reached = has_device ? reach(destinations) : Reached();
   if (!reached) return Op::failed(reached.error());
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (auto wrong = why_refused(destinations))
       return Op::failed(std::move(*wrong));  // the message still waits
     if (kind_ == Kind::Whole && !has_device) {
@@ -108,7 +109,7 @@ Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noex
 }
 
 bool Inbox::refuse(const Error& why) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (failure_) return false;
   failure_ = why;
   streams_.close(why);
@@ -204,8 +205,9 @@ std::optional<std::string> Inbox::why_wrong(std::uint64_t bytes) {
 std::optional<std::string> Inbox::take(const Arrival& below, const Arrived& arrived) {
   std::optional<Taken> taken;
   Decoded decoded;
+  std::span<const std::uint64_t> sizes;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (failure_) return std::nullopt;
     decoded = decode(below, limits_, decoded_sizes_);
     if (decoded.wrong) return decoded.wrong;
@@ -219,17 +221,18 @@ std::optional<std::string> Inbox::take(const Arrival& below, const Arrived& arri
       kind_ = decoded.kind;
       total_ = decoded.total;
       sizes_.swap(decoded_sizes_);
+      sizes = sizes_;
     }
   }
   if (taken) when_landed(std::move(*taken));
-  if (decoded.kind != Kind::Chunk) arrived({decoded.header, sizes_, below.in_place});
+  if (decoded.kind != Kind::Chunk) arrived({decoded.header, sizes, below.in_place});
   return std::nullopt;
 }
 
 void Inbox::go_on() {
   std::optional<Taken> taken;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (failure_ || stand_ != Stand::Accepted || waiting_ == 0) return;
     taken = kind_ == Kind::Whole ? take_whole() : take_part();
   }
@@ -261,7 +264,7 @@ void Inbox::land(Taken taken) {
   } else {
     // If the connection has ended nothing more arrives for this message: release the pin before the
     // error is reported.
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (failure_ && landing_ == taken.landing) pin_.reset();
   }
   taken.held.reset();
@@ -272,12 +275,12 @@ void Inbox::land(Taken taken) {
 // The connection below refused a destination that it had reported as reachable, and shows nothing
 // more until the message is accepted: end it.
 void Inbox::end_below(const Error& why) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!failure_ && below_) below_->close(why);
 }
 
 std::shared_ptr<Connection> Inbox::let_go() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::exchange(below_, nullptr);
 }
 
@@ -285,7 +288,7 @@ void Inbox::end() noexcept {
   std::shared_ptr<Landing> landing;
   std::optional<Error> why;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     landing = landing_;
     why = failure_;
     forget();

@@ -8,12 +8,12 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/transport/connection.h>
 #include <weft/transport/staged/staged_frame.h>
 #include <weft/transport/staged/staging.h>
@@ -41,8 +41,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   std::shared_ptr<Connection> let_go() noexcept;
 
  private:
-  // Requires mutex_.
-  std::optional<Error> why_refused(std::span<const Slice> destinations) const;
+  std::optional<Error> why_refused(std::span<const Slice> destinations) const WEFT_REQUIRES(mutex_);
   // Called without mutex_, because it calls drivers. The connection below stays alive meanwhile: it
   // is released only with the last user of this one.
   Result<Reached> reach(std::span<const Slice> destinations);
@@ -62,12 +61,12 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
     Fence ready;
     bool is_last = false;
   };
-  // The following require mutex_. Pass what they return to when_landed() after releasing it.
-  bool needs_chunk(std::size_t index, std::uint64_t bytes) const;
-  std::optional<Taken> take_whole();
-  std::optional<Taken> take_part();
-  std::optional<std::string> why_wrong(std::uint64_t bytes);
-  void forget();
+  bool needs_chunk(std::size_t index, std::uint64_t bytes) const WEFT_REQUIRES(mutex_);
+  // Pass what the next two return to when_landed() after releasing mutex_.
+  std::optional<Taken> take_whole() WEFT_REQUIRES(mutex_);
+  std::optional<Taken> take_part() WEFT_REQUIRES(mutex_);
+  std::optional<std::string> why_wrong(std::uint64_t bytes) WEFT_REQUIRES(mutex_);
+  void forget() WEFT_REQUIRES(mutex_);
 
   void when_landed(Taken taken);
   void land(Taken taken);
@@ -87,23 +86,24 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   // State of a message.
   enum class Stand { None, Shown, Accepted };
 
-  std::mutex mutex_;  // guards the members that follow
-  std::optional<Error> failure_;
-  std::shared_ptr<Connection> below_;  // not used once failure_ is set
-  Stand stand_ = Stand::None;
-  Kind kind_ = Kind::Whole;
-  std::vector<std::uint64_t> sizes_;          // unchanged until the next message
-  std::vector<std::uint64_t> decoded_sizes_;  // scratch
-  std::uint64_t total_ = 0;
-  std::vector<Slice> destinations_;
-  Reached reached_;  // parallel to destinations_; its pins are part of pin_
-  Pin pin_;
-  Fence ready_;
-  std::shared_ptr<Landing> landing_;
-  std::size_t index_ = 0;      // of the payload that arrives next
-  std::uint64_t offset_ = 0;   // in that payload
-  std::uint64_t come_ = 0;     // bytes that arrived, of all payloads
-  std::uint64_t waiting_ = 0;  // bytes of the chunk that was shown and not taken
+  Mutex mutex_;
+  std::optional<Error> failure_ WEFT_GUARDED_BY(mutex_);
+  std::shared_ptr<Connection> below_ WEFT_GUARDED_BY(mutex_);  // not used once failure_ is set
+  Stand stand_ WEFT_GUARDED_BY(mutex_) = Stand::None;
+  Kind kind_ WEFT_GUARDED_BY(mutex_) = Kind::Whole;
+  std::vector<std::uint64_t> sizes_ WEFT_GUARDED_BY(mutex_);  // unchanged until the next message
+  std::vector<std::uint64_t> decoded_sizes_ WEFT_GUARDED_BY(mutex_);  // scratch
+  std::uint64_t total_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::vector<Slice> destinations_ WEFT_GUARDED_BY(mutex_);
+  Reached reached_ WEFT_GUARDED_BY(mutex_);  // parallel to destinations_; its pins are part of pin_
+  Pin pin_ WEFT_GUARDED_BY(mutex_);
+  Fence ready_ WEFT_GUARDED_BY(mutex_);
+  std::shared_ptr<Landing> landing_ WEFT_GUARDED_BY(mutex_);
+  std::size_t index_ WEFT_GUARDED_BY(mutex_) = 0;     // of the payload that arrives next
+  std::uint64_t offset_ WEFT_GUARDED_BY(mutex_) = 0;  // in that payload
+  std::uint64_t come_ WEFT_GUARDED_BY(mutex_) = 0;    // bytes that arrived, of all payloads
+  // Bytes of the chunk that was shown and not taken.
+  std::uint64_t waiting_ WEFT_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace weft::transport::staged

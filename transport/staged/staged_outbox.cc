@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include <weft/base/loop_flag.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/staged/staged_outbox.h>
 #include <weft/transport/stream/frame.h>
 
@@ -65,7 +66,7 @@ Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
   const bool is_all_host = is_host(payloads);
   Reached reached;
   if (!is_all_host) reached = reach(payloads);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (failure_) return Op::failed(*failure_);
   if (passed_->load(std::memory_order_relaxed) + line_.size() >= limits_.max_queued) {
     return Op::failed(Error(
@@ -95,7 +96,7 @@ Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
 Reached Outbox::reach(std::span<const Slice> payloads) {
   Connection* below = nullptr;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!failure_) below = below_.get();
   }
   return below != nullptr ? reach_with(*below, *stage_, payloads) : Reached();
@@ -116,7 +117,7 @@ Op Outbox::pass(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
 }
 
 bool Outbox::refuse(const Error& why) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (failure_) return false;
   failure_ = why;
   streams_.close(why);
@@ -125,7 +126,7 @@ bool Outbox::refuse(const Error& why) {
 
 void Outbox::lose(const Error& why) {
   const bool is_first = refuse(why);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (is_first && below_) below_->close(why);
 }
 
@@ -246,7 +247,7 @@ void Outbox::await(const std::shared_ptr<Piece>& piece, const Copies& copies, co
 }
 
 void Outbox::cut_more() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   cut();
 }
 
@@ -255,7 +256,7 @@ void Outbox::cut_more() {
 void Outbox::made(Piece& piece, std::optional<Error> error) {
   if (!error) error = stage_->why_lost(piece.slices);  // the fences of a lost GPU count as passed
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (error && !piece.error) piece.error = error;
     if (--piece.copies > 0) return;
   }
@@ -267,7 +268,7 @@ void Outbox::forward() {
     std::shared_ptr<Piece> piece;
     Op sent;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (pieces_.empty() || pieces_.front()->copies > 0) return;
       piece = std::move(pieces_.front());
       pieces_.pop_front();
@@ -299,7 +300,7 @@ void Outbox::ended(Piece& piece, const std::optional<Error>& error) {
   Item& item = *piece.item;
   bool is_over = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     --under_way_;
     --item.pieces;
     if (error && !item.failure) item.failure = error;
@@ -317,7 +318,7 @@ void Outbox::ended(Piece& piece, const std::optional<Error>& error) {
 }
 
 std::shared_ptr<Connection> Outbox::let_go() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::exchange(below_, nullptr);
 }
 
@@ -326,7 +327,7 @@ void Outbox::end() noexcept {
   std::deque<std::shared_ptr<Piece>> pieces;
   std::optional<Error> why;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     line.swap(line_);
     pieces.swap(pieces_);
     under_way_ -= pieces.size();

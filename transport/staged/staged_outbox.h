@@ -11,13 +11,13 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/transport/connection.h>
 #include <weft/transport/staged/staged_frame.h>
 #include <weft/transport/staged/staging.h>
@@ -86,14 +86,17 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
   std::string name() const { return "send to " + peer_; }
 
-  // The following require mutex_.
-  Op pass(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready);
-  void cut();
-  bool cut_piece(const std::shared_ptr<Item>& item);
-  void fill_whole(Piece& piece, Item& item, Copies& copies, const Chunks::Lease& chunk);
-  void fill_next(Piece& piece, Item& item, Copies& copies, const Chunks::Lease& chunk);
-  void await(const std::shared_ptr<Piece>& piece, const Copies& copies, const Pin& held);
-  Op hand_over(Piece& piece);
+  Op pass(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready)
+      WEFT_REQUIRES(mutex_);
+  void cut() WEFT_REQUIRES(mutex_);
+  bool cut_piece(const std::shared_ptr<Item>& item) WEFT_REQUIRES(mutex_);
+  void fill_whole(Piece& piece, Item& item, Copies& copies, const Chunks::Lease& chunk)
+      WEFT_REQUIRES(mutex_);
+  void fill_next(Piece& piece, Item& item, Copies& copies, const Chunks::Lease& chunk)
+      WEFT_REQUIRES(mutex_);
+  void await(const std::shared_ptr<Piece>& piece, const Copies& copies, const Pin& held)
+      WEFT_REQUIRES(mutex_);
+  Op hand_over(Piece& piece) WEFT_REQUIRES(mutex_);
 
   // The following run on the loop.
   void cut_more();
@@ -113,13 +116,14 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   const std::shared_ptr<std::atomic<std::size_t>> passed_ =
       std::make_shared<std::atomic<std::size_t>>(0);
 
-  std::mutex mutex_;  // guards the members that follow
-  std::optional<Error> failure_;
-  std::shared_ptr<Connection> below_;          // not used once failure_ is set
-  std::vector<std::byte> front_;               // scratch whose memory is reused
-  std::deque<std::shared_ptr<Item>> line_;     // not cut up yet
-  std::deque<std::shared_ptr<Piece>> pieces_;  // not sent on the connection below yet
-  std::size_t under_way_ = 0;                  // pieces that have not ended
+  Mutex mutex_;
+  std::optional<Error> failure_ WEFT_GUARDED_BY(mutex_);
+  std::shared_ptr<Connection> below_ WEFT_GUARDED_BY(mutex_);  // not used once failure_ is set
+  std::vector<std::byte> front_ WEFT_GUARDED_BY(mutex_);       // scratch whose memory is reused
+  std::deque<std::shared_ptr<Item>> line_ WEFT_GUARDED_BY(mutex_);  // not cut up yet
+  // Not sent on the connection below yet.
+  std::deque<std::shared_ptr<Piece>> pieces_ WEFT_GUARDED_BY(mutex_);
+  std::size_t under_way_ WEFT_GUARDED_BY(mutex_) = 0;  // pieces that have not ended
 };
 
 }  // namespace weft::transport::staged

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/cuda/fence.h>
 #include <weft/cuda/memory.h>
 #include <weft/profiling/trace/timeline.h>
@@ -104,7 +105,7 @@ Chunks::Chunks(Stage& stage, std::size_t chunks) {
 }
 
 Chunks::Lease Chunks::take(Task again) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (free_.empty()) {
     waiting_.push_back(std::move(again));
     return nullptr;
@@ -121,7 +122,7 @@ Chunks::Lease Chunks::take(Task again) {
 void Chunks::give_back(std::size_t index) noexcept {
   std::vector<Task> waiting;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     free_.push_back(index);
     waiting.swap(waiting_);
   }
@@ -173,7 +174,7 @@ Op CopyStream::run(const std::string& name, std::vector<Copy> copies, Pin pin, c
                    const std::shared_ptr<const void>& owner,
                    std::optional<cuda::EventRef> after) noexcept {
   try {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (closed_) return Op::failed(*closed_);
     if (!waits_for(ready))
       return enqueue_later({name, std::move(copies), pin, after, nullptr}, ready, owner);
@@ -203,7 +204,7 @@ Op CopyStream::enqueue_later(Later later, const Fence& ready,
 void CopyStream::run_later(std::uint64_t key, const std::shared_ptr<const void>& owner) {
   std::optional<Later> later;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = later_.find(key);
     if (found == later_.end()) return;
     later = std::move(found->second);
@@ -223,7 +224,7 @@ void CopyStream::run_later(std::uint64_t key, const std::shared_ptr<const void>&
 void CopyStream::fail(const Error& why) noexcept {
   std::map<std::uint64_t, Later> later;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     later.swap(later_);
   }
   in_flight_.fail(why);
@@ -231,7 +232,7 @@ void CopyStream::fail(const Error& why) noexcept {
 }
 
 void CopyStream::close(const Error& why) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!closed_) closed_ = why;
 }
 

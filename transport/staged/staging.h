@@ -7,13 +7,13 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include <weft/base/event_loop.h>
+#include <weft/base/mutex.h>
 #include <weft/base/op.h>
 #include <weft/base/task.h>
 #include <weft/cuda/device.h>
@@ -86,9 +86,9 @@ class Chunks : public std::enable_shared_from_this<Chunks> {
   void give_back(std::size_t index) noexcept;
 
   std::vector<cuda::PinnedMemory> blocks_;
-  std::mutex mutex_;  // guards the members that follow
-  std::vector<std::size_t> free_;
-  std::vector<Task> waiting_;
+  Mutex mutex_;
+  std::vector<std::size_t> free_ WEFT_GUARDED_BY(mutex_);
+  std::vector<Task> waiting_ WEFT_GUARDED_BY(mutex_);
 };
 
 // Returns a Completion that fails when its last reference is dropped before it has ended, because
@@ -147,9 +147,8 @@ class CopyStream {
   void fail(const Error& why) noexcept;
 
  private:
-  // Requires mutex_, as do enqueue_later() and waits_for().
   Op enqueue(const std::string& name, const std::vector<Copy>& copies, const Pin& pin,
-             const std::shared_ptr<const void>& owner);
+             const std::shared_ptr<const void>& owner) WEFT_REQUIRES(mutex_);
   // A run() whose `ready` no stream can wait for.
   struct Later {
     std::string name;
@@ -158,17 +157,19 @@ class CopyStream {
     std::optional<cuda::EventRef> after;
     std::shared_ptr<Completion> completion;
   };
-  Op enqueue_later(Later later, const Fence& ready, const std::shared_ptr<const void>& owner);
-  bool waits_for(const Fence& ready);
+  Op enqueue_later(Later later, const Fence& ready, const std::shared_ptr<const void>& owner)
+      WEFT_REQUIRES(mutex_);
+  bool waits_for(const Fence& ready) WEFT_REQUIRES(mutex_);
   void run_later(std::uint64_t key, const std::shared_ptr<const void>& owner);
 
   std::shared_ptr<cuda::Device> device_;
   cuda::FlagPool& flags_;
   std::weak_ptr<EventLoop> loop_;
-  std::mutex mutex_;  // guards the order on the stream, closed_ and later_
-  std::optional<Error> closed_;
-  std::map<std::uint64_t, Later> later_;  // by key; each waits for its `ready` on the loop
-  std::uint64_t next_later_ = 0;
+  Mutex mutex_;  // also held while copies are put on the stream, so that they are in order
+  std::optional<Error> closed_ WEFT_GUARDED_BY(mutex_);
+  // By key; each waits for its `ready` on the loop.
+  std::map<std::uint64_t, Later> later_ WEFT_GUARDED_BY(mutex_);
+  std::uint64_t next_later_ WEFT_GUARDED_BY(mutex_) = 0;
   cuda::Stream stream_;
   InFlight in_flight_;
 };
