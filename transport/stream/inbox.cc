@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <weft/base/loop_flag.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/stream/frame.h>
 #include <weft/transport/stream/inbox.h>
 
@@ -65,7 +66,7 @@ std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) con
 }
 
 Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (failure_) return Op::failed(*failure_);
   if (auto wrong = why_refused(destinations))
     return Op::failed(std::move(*wrong));  // the message still waits
@@ -99,7 +100,7 @@ Op Inbox::take(std::span<const Slice> destinations, Pin pin, Fence ready) {
 }
 
 void Inbox::refuse(const Error& why) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (failure_) return;
   failure_ = why;
   fails_.store(true, std::memory_order_release);
@@ -250,7 +251,7 @@ Inbox::Step Inbox::show(const Arrived& arrived, Bytes header, Bytes in_place, st
 
 Inbox::Step Inbox::take_up() {
   if (offer_.load(std::memory_order_acquire) == Offer::Shown) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     in_handler_ = false;
     if (offer_.load(std::memory_order_relaxed) == Offer::Shown) return Step::Wait;
   }
@@ -325,7 +326,7 @@ Inbox::Step Inbox::discard() {
 }
 
 void Inbox::keep_pins() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (completion_) completion_->keep_pin();
 }
 
@@ -333,7 +334,7 @@ void Inbox::end() noexcept {
   std::optional<Completion> cut;
   std::optional<Error> why;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     cut = std::exchange(completion_, std::nullopt);
     why = failure_;
     offer_.store(Offer::None, std::memory_order_relaxed);

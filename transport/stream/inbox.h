@@ -7,13 +7,13 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include <weft/base/event_loop.h>
+#include <weft/base/mutex.h>
 #include <weft/base/op.h>
 #include <weft/transport/byte_stream.h>
 #include <weft/transport/connection.h>
@@ -97,8 +97,8 @@ class Inbox {
   bool awaited_ = false;
   std::optional<Error> why_;
 
-  std::mutex mutex_;  // guards accepting, and failure_
-  std::optional<Error> failure_;
+  Mutex mutex_;  // also held while a message is accepted
+  std::optional<Error> failure_ WEFT_GUARDED_BY(mutex_);
   std::atomic<bool> fails_{false};  // whether failure_ is set
   // The members that follow belong to the loop, except while offer_ is Shown; then they belong to
   // the thread that accepts, which holds mutex_. (So a message that its handler accepts takes

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <weft/base/loop_flag.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/stream/frame.h>
 #include <weft/transport/stream/outbox.h>
 
@@ -78,7 +79,7 @@ std::optional<Error> Outbox::why_not_carried(std::span<const Slice> payloads) co
 
 Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept {
   if (auto wrong = why_refused(header, payloads)) return Op::failed(std::move(*wrong));
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (auto why = why_no_more("send")) return Op::failed(std::move(*why));
   if (auto wrong = why_not_carried(payloads)) return Op::failed(std::move(*wrong));
   std::uint64_t bytes = frame::kHeadBytes + payloads.size() * frame::kSizeBytes + header.size();
@@ -131,7 +132,7 @@ Op Outbox::put(const Slice& from, const RegionKey& to, std::uint64_t offset, Pin
   Op op;
   bool is_first = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (auto why = why_no_more("put")) return Op::failed(std::move(*why));
     is_first = queue_.empty();
     Item item;
@@ -150,7 +151,7 @@ Op Outbox::put(const Slice& from, const RegionKey& to, std::uint64_t offset, Pin
 Result<std::shared_ptr<MemoryRegion>> Outbox::expose(const Slice& memory) noexcept {
   if (auto wrong = why_unreadable(memory))
     return Error(Blame::Caller, "memory exposed to " + who_ + " " + *wrong);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (failure_ || unheard_) return failure_ ? *failure_ : *unheard_;
   auto region = stream_.placed_writes()->expose(memory);
   if (!region) return region.error().within("memory exposed to " + who_);
@@ -159,7 +160,7 @@ Result<std::shared_ptr<MemoryRegion>> Outbox::expose(const Slice& memory) noexce
 
 Result<Pin> Outbox::reach(const Slice& memory, cuda::Device& gpu) noexcept {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (failure_ || unheard_) return failure_ ? *failure_ : *unheard_;
   }
   if (!reach_)
@@ -197,7 +198,7 @@ Op Outbox::queue(Bytes header, std::span<const Slice> payloads, Pin pin, Fence r
 }
 
 bool Outbox::refuse(const Error& why) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (failure_) return false;
   failure_ = why;
   return true;
@@ -206,8 +207,9 @@ bool Outbox::refuse(const Error& why) {
 void Outbox::flush() noexcept {
   std::optional<Fence> next;
   std::deque<Item> unheard;
+  std::optional<Error> why_unheard;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (let_go_) return;
     next = write_line();
     // The stream reports it once; later send() calls must return it too.
@@ -217,6 +219,7 @@ void Outbox::flush() noexcept {
     if (unheard_ && !queue_.empty()) {
       if (!stream_.withdraw(*unheard_)) keep_line();  // before the pins are released
       unheard.swap(queue_);
+      why_unheard = unheard_;
     }
     if (queue_.empty() && std::exchange(ending_, false)) stream_.finish_writing();
   }
@@ -232,7 +235,7 @@ void Outbox::flush() noexcept {
     }
   }
   for (Item& item : unheard) {
-    if (item.completion) item.completion->fail(*unheard_);
+    if (item.completion) item.completion->fail(*why_unheard);
   }
   gone.clear();
   gone_ = std::move(gone);  // reuses its memory; only the loop uses gone_
@@ -285,7 +288,7 @@ bool Outbox::put_first() {
 
 void Outbox::add_pieces(const Item& item) {
   std::uint64_t skip = item.written;
-  const auto add = [&](Bytes bytes) {
+  const auto add = [&](Bytes bytes) WEFT_REQUIRES(mutex_) {
     if (skip >= bytes.size()) {
       skip -= bytes.size();
       return;
@@ -312,7 +315,7 @@ void Outbox::settle(std::size_t written) {
 }
 
 void Outbox::keep_pins() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   keep_line();
 }
 
@@ -327,7 +330,7 @@ bool Outbox::end(const std::optional<std::string>& reason) noexcept {
   std::optional<Error> why;
   bool is_heard = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     pending.swap(queue_);
     why = failure_;
     const bool is_cut = !pending.empty() && pending.front().written > 0;
@@ -345,7 +348,7 @@ bool Outbox::end(const std::optional<std::string>& reason) noexcept {
 }
 
 void Outbox::let_go() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   let_go_ = true;
 }
 

@@ -8,13 +8,13 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include <weft/base/event_loop.h>
+#include <weft/base/mutex.h>
 #include <weft/base/op.h>
 #include <weft/profiling/trace/depth.h>
 #include <weft/transport/byte_stream.h>
@@ -76,28 +76,29 @@ class Outbox {
   };
 
   std::optional<Error> why_refused(Bytes header, std::span<const Slice> payloads) const;
-  // Checks payloads on GPUs. Requires mutex_.
-  std::optional<Error> why_not_carried(std::span<const Slice> payloads) const;
+  // Checks payloads on GPUs.
+  std::optional<Error> why_not_carried(std::span<const Slice> payloads) const WEFT_REQUIRES(mutex_);
   // Writes a message to front_ up to its payloads, or all of it if `is_whole`.
-  void begin(Bytes header, std::span<const Slice> payloads, std::size_t padding, bool is_whole);
-  // Queues a message of which `written` bytes are written; returns its Op. Requires mutex_.
+  void begin(Bytes header, std::span<const Slice> payloads, std::size_t padding, bool is_whole)
+      WEFT_REQUIRES(mutex_);
+  // Queues a message of which `written` bytes are written; returns its Op.
   Op queue(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready, std::uint64_t bytes,
-           std::size_t padding, std::uint64_t written);
-  // Returns the connection's end, or Busy if the line is full. Requires mutex_.
-  std::optional<Error> why_no_more(const char* call) const;
+           std::size_t padding, std::uint64_t written) WEFT_REQUIRES(mutex_);
+  // Returns the connection's end, or Busy if the line is full.
+  std::optional<Error> why_no_more(const char* call) const WEFT_REQUIRES(mutex_);
   // Queues the preamble or a goodbye.
-  void queue_own(Bytes bytes);
+  void queue_own(Bytes bytes) WEFT_REQUIRES(mutex_);
   // Writes messages in line. Returns the fence that must pass before it can go on; empty if the
-  // line is empty or if the stream will report that it can go on. Requires mutex_.
-  std::optional<Fence> write_line();
-  void keep_line() noexcept;  // as keep_pins(); requires mutex_
+  // line is empty or if the stream will report that it can go on.
+  std::optional<Fence> write_line() WEFT_REQUIRES(mutex_);
+  void keep_line() noexcept WEFT_REQUIRES(mutex_);  // as keep_pins()
   // Calls write() once for messages in line that are ready. Returns whether all of those were
   // written.
-  bool write_some();
+  bool write_some() WEFT_REQUIRES(mutex_);
   // Performs the put that is first in line. Returns whether it has ended.
-  bool put_first();
-  void add_pieces(const Item& item);
-  void settle(std::size_t written);
+  bool put_first() WEFT_REQUIRES(mutex_);
+  void add_pieces(const Item& item) WEFT_REQUIRES(mutex_);
+  void settle(std::size_t written) WEFT_REQUIRES(mutex_);
 
   ByteStream& stream_;
   const Capabilities& limits_;
@@ -108,17 +109,18 @@ class Outbox {
   const ByteStream::Reach reach_;
   trace::Depth& waiting_;  // counts waiting messages of this transport
 
-  std::mutex mutex_;  // guards the members that follow, and writing
-  std::deque<Item> queue_;
-  std::optional<Error> failure_;
+  Mutex mutex_;  // also held while the stream is written
+  std::deque<Item> queue_ WEFT_GUARDED_BY(mutex_);
+  std::optional<Error> failure_ WEFT_GUARDED_BY(mutex_);
   // Set when the peer reads no more although not everything it sent has been read.
-  std::optional<Error> unheard_;
-  bool ending_ = false;    // finish_writing() is due once the line is empty
-  bool let_go_ = false;    // the stream is no longer used
-  bool preamble_ = false;  // the preamble is written completely
-  std::size_t turn_bytes_ = 0;
-  std::vector<std::byte> front_;  // this and pieces_ are scratch whose memory is reused
-  std::vector<Bytes> pieces_;
+  std::optional<Error> unheard_ WEFT_GUARDED_BY(mutex_);
+  bool ending_ WEFT_GUARDED_BY(mutex_) = false;    // finish_writing() is due once the line is empty
+  bool let_go_ WEFT_GUARDED_BY(mutex_) = false;    // the stream is no longer used
+  bool preamble_ WEFT_GUARDED_BY(mutex_) = false;  // the preamble is written completely
+  std::size_t turn_bytes_ WEFT_GUARDED_BY(mutex_) = 0;
+  // This and pieces_ are scratch whose memory is reused.
+  std::vector<std::byte> front_ WEFT_GUARDED_BY(mutex_);
+  std::vector<Bytes> pieces_ WEFT_GUARDED_BY(mutex_);
   // Written, but not completed yet. Only flush() on the loop uses it, so it needs no mutex.
   std::vector<Item> gone_;
 };
