@@ -3,13 +3,13 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/tcp/dial.h>
 #include <weft/transport/tcp/receive_buffer.h>
 #include <weft/transport/tcp/silence.h>
@@ -71,7 +71,7 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
   };
 
   // The loop's part; the reader and the writer call look_after() as well.
-  void watch(EventLoop& loop);
+  void watch(EventLoop& loop) WEFT_REQUIRES(mutex_);
   void on_events(std::uint32_t events);
   void call(std::function<void()> Handlers::*which);
   void look_after() noexcept;
@@ -79,25 +79,25 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
   // The reader's part.
   std::size_t receive(iovec* pieces, std::size_t count, std::size_t room) noexcept;
   void lost(int number) noexcept;
-  // Called on any of the three threads. reason() requires mutex_.
+  // Called on any of the three threads.
   void break_off(int number) noexcept;
-  Error reason(int number) const;
+  Error reason(int number) const WEFT_REQUIRES(mutex_);
 
   const std::weak_ptr<EventLoop> loop_;
   const Settings settings_;
   const std::string which_;  // names this socket of the connection, for messages
 
-  mutable std::mutex mutex_;  // guards the members that follow, which change rarely
-  std::string peer_;
-  std::shared_ptr<Handlers> handlers_;
-  EventLoop::Registration registration_;
-  EventLoop::Registration next_look_;
-  std::shared_ptr<Dial> dial_;
-  std::optional<Error> end_;
-  bool finished_ = false;
-  bool stopped_ = false;
+  mutable Mutex mutex_;  // of members that change rarely
+  std::string peer_ WEFT_GUARDED_BY(mutex_);
+  std::shared_ptr<Handlers> handlers_ WEFT_GUARDED_BY(mutex_);
+  EventLoop::Registration registration_ WEFT_GUARDED_BY(mutex_);
+  EventLoop::Registration next_look_ WEFT_GUARDED_BY(mutex_);
+  std::shared_ptr<Dial> dial_ WEFT_GUARDED_BY(mutex_);
+  std::optional<Error> end_ WEFT_GUARDED_BY(mutex_);
+  bool finished_ WEFT_GUARDED_BY(mutex_) = false;
+  bool stopped_ WEFT_GUARDED_BY(mutex_) = false;
 
-  Descriptor socket_;  // set once, then published by descriptor_
+  Descriptor socket_ WEFT_GUARDED_BY(mutex_);  // set once, then published by descriptor_
   std::atomic<int> descriptor_{-1};
   // A write took less than it was given and `writable` has not been called since.
   std::atomic<bool> short_{false};
@@ -131,13 +131,13 @@ TcpStream::Core::~Core() {
 }
 
 void TcpStream::Core::await(const std::shared_ptr<Dial>& dial) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   dial_ = dial;
 }
 
 void TcpStream::Core::connected(Descriptor socket, const std::string& peer) {
   const auto loop = loop_.lock();  // released after mutex_: it may be the last reference
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (stopped_) return;
   dial_.reset();
   peer_ = peer;
@@ -150,7 +150,7 @@ void TcpStream::Core::connected(Descriptor socket, const std::string& peer) {
 
 void TcpStream::Core::failed(const Error& error) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     dial_.reset();
     end_ = error;
     ended_ = true;
@@ -163,14 +163,14 @@ void TcpStream::Core::failed(const Error& error) {
 
 void TcpStream::Core::start(EventLoop& loop, std::function<void()> readable,
                             std::function<void()> writable) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (stopped_) return;
   handlers_ = std::make_shared<Handlers>(Handlers{std::move(readable), std::move(writable)});
   if (socket_) return watch(loop);
   if (end_) loop.post([self = shared_from_this()] { self->call(&Handlers::readable); });
 }
 
-// Requires mutex_. The first event arrives at once and reports the socket's bytes and room.
+// The first event arrives at once and reports the socket's bytes and room.
 void TcpStream::Core::watch(EventLoop& loop) {
   registration_ =
       loop.watch(socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
@@ -190,7 +190,7 @@ void TcpStream::Core::on_events(std::uint32_t events) {
 void TcpStream::Core::call(std::function<void()> Handlers::*which) {
   std::shared_ptr<Handlers> handlers;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     handlers = handlers_;
   }
   if (handlers) ((*handlers).*which)();
@@ -301,7 +301,7 @@ void TcpStream::Core::lost(int number) noexcept {
   closed_ = true;
   int none = 0;
   broken_.compare_exchange_strong(none, number);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   end_ = reason(broken_);
 }
 
@@ -336,13 +336,13 @@ Error TcpStream::Core::reason(int number) const {
 
 std::optional<Error> TcpStream::Core::end() const noexcept {
   if (!ended_) return std::nullopt;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return end_;
 }
 
 std::optional<Error> TcpStream::Core::write_end() const noexcept {
   const int number = broken_;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (number != 0) return end_ ? *end_ : reason(number);
   // A peer that has only ended its writing may still read.
   return socket_ ? std::nullopt : end_;
@@ -370,7 +370,7 @@ std::optional<Error> TcpStream::Core::cut() noexcept {
 }
 
 std::string TcpStream::Core::peer() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return peer_;
 }
 
@@ -379,7 +379,7 @@ void TcpStream::Core::look_after() noexcept {
   if (looking_ || looking_.exchange(true)) return;
   const auto loop = loop_.lock();
   if (!loop) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   next_look_ = loop->at(Deadline::in(silence_.pause()), [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->look();
   });
@@ -401,7 +401,7 @@ void TcpStream::Core::look() {
 }
 
 void TcpStream::Core::finish_writing() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (std::exchange(finished_, true)) return;
   if (socket_) ::shutdown(socket_.get(), SHUT_WR);
 }
@@ -409,7 +409,7 @@ void TcpStream::Core::finish_writing() noexcept {
 void TcpStream::Core::stop() noexcept {
   const auto loop = loop_.lock();
   std::shared_ptr<Handlers> ended;  // destroyed without mutex_, like `loop`: both own other objects
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (std::exchange(stopped_, true)) return;
   ended = std::move(handlers_);
   registration_.reset();
