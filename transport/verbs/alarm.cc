@@ -6,6 +6,7 @@
 
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/verbs/alarm.h>
 
 namespace weft::transport::verbs {
@@ -18,13 +19,13 @@ Alarm::Alarm(std::shared_ptr<Device> device, const ibv_qp* pair, const ibv_cq* q
       bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!events_ || !bell_)
     throw system_error(Blame::Busy, device_->name() + ": no descriptor for its events", errno);
-  std::lock_guard lock(device_->mutex_);
+  MutexLock lock(device_->mutex_);
   device_->alarms_.insert(this);
   if (device_->failure_) ring(*device_->failure_);
 }
 
 Alarm::~Alarm() {
-  std::lock_guard lock(device_->mutex_);
+  MutexLock lock(device_->mutex_);
   device_->alarms_.erase(this);
 }
 
@@ -36,12 +37,12 @@ void Alarm::ring(const Error& why) noexcept {
 std::optional<Error> Alarm::why() {
   eventfd_t rings = 0;
   static_cast<void>(::eventfd_read(bell_.get(), &rings));
-  std::lock_guard lock(device_->mutex_);
+  MutexLock lock(device_->mutex_);
   return why_;
 }
 
 void Device::take_events() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ibv_async_event event{};
   while (library_->get_async_event(context_, &event) == 0) {
     tell(event);
@@ -55,7 +56,7 @@ void Device::take_events() {
 
 void Device::tell(const ibv_async_event& event) {
   const std::string text = std::string(": ") + library_->event_type_str(event.event_type);
-  const auto ring_if = [&](const auto& is_meant) {
+  const auto ring_if = [&](const auto& is_meant) WEFT_REQUIRES(mutex_) {
     for (Alarm* const alarm : alarms_) {
       if (is_meant(*alarm)) alarm->ring(Error(Blame::Device, name_ + text));
     }

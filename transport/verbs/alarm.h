@@ -12,6 +12,7 @@
 #include <optional>
 
 #include <weft/base/descriptor.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/verbs/device.h>
 
 namespace weft::transport::verbs {
@@ -34,8 +35,8 @@ class Alarm {
 
  private:
   friend class Device;
-  // Keeps the first reason. Requires device_->mutex_.
-  void ring(const Error& why) noexcept;
+  // Keeps the first reason. Requires device_->mutex_, which the device knows by another name.
+  void ring(const Error& why) noexcept WEFT_UNCHECKED_LOCKING;
 
   const std::shared_ptr<Device> device_;
   const ibv_qp* const pair_;
@@ -43,7 +44,7 @@ class Alarm {
   // A duplicate of the device's descriptor, as an epoll accepts each descriptor only once.
   Descriptor events_;
   Descriptor bell_;
-  std::optional<Error> why_;  // guarded by device_->mutex_
+  std::optional<Error> why_ WEFT_GUARDED_BY(device_->mutex_);
 };
 
 }  // namespace weft::transport::verbs

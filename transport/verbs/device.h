@@ -4,12 +4,12 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/transport/verbs/library.h>
 #include <weft/transport/verbs/ports.h>
 
@@ -40,9 +40,8 @@ class Device {
 
  private:
   friend class Alarm;
-  // The next two require mutex_.
-  void tell(const ibv_async_event& event);
-  void lose(const Error& why);
+  void tell(const ibv_async_event& event) WEFT_REQUIRES(mutex_);
+  void lose(const Error& why) WEFT_REQUIRES(mutex_);
   PortReport report(int port) const;
 
   const std::shared_ptr<const Library> library_;
@@ -50,9 +49,9 @@ class Device {
   ibv_context* context_ = nullptr;
   ibv_pd* domain_ = nullptr;
   ibv_device_attr limits_{};
-  std::mutex mutex_;  // guards the members below
-  std::set<Alarm*> alarms_;
-  std::optional<Error> failure_;  // set when the whole device has failed
+  Mutex mutex_;
+  std::set<Alarm*> alarms_ WEFT_GUARDED_BY(mutex_);
+  std::optional<Error> failure_ WEFT_GUARDED_BY(mutex_);  // set when the whole device has failed
 };
 
 // Opens all devices of this machine. Throws Unsupported, with the reasons, if none can be opened.

@@ -10,6 +10,7 @@
 
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/cuda/ipc.h>
 #include <weft/cuda/rdma.h>
 #include <weft/transport/verbs/registration.h>
@@ -103,19 +104,19 @@ std::string GpuRegistrations::find_out_why_not(cuda::Device& gpu) const {
 
 std::string GpuRegistrations::why_not(cuda::Device& gpu) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (const auto known = reasons_.find(gpu.index()); known != reasons_.end())
       return known->second;
   }
-  std::lock_guard registering(registering_);
+  MutexLock registering(registering_);
   std::string why = find_out_why_not(gpu);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return reasons_.try_emplace(gpu.index(), std::move(why)).first->second;
 }
 
 void GpuRegistrations::log_once(cuda::Device& gpu, const std::string& text, bool is_good) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!logged_.insert({gpu.index(), text}).second) return;
   }
   const std::string whole = "verbs: memory of " + weft::describe(gpu.id()) + " " + text;
@@ -163,7 +164,7 @@ GpuRegistrations::Kept GpuRegistrations::make(const Allocation& wanted, cuda::De
 }
 
 std::optional<GpuRegistrations::Found> GpuRegistrations::find(const Allocation& wanted) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto kept = kept_.find(wanted.base);
   if (kept == kept_.end() || kept->second.of != wanted) return std::nullopt;
   // The GPU may have been closed and opened again; then it has another context.
@@ -176,8 +177,8 @@ std::optional<GpuRegistrations::Found> GpuRegistrations::find(const Allocation& 
 // freed.
 void GpuRegistrations::keep(const Kept& made) {
   std::vector<Kept> gone;  // deregistered after mutex_ has been released
-  std::lock_guard lock(mutex_);
-  const auto erase_if = [&](const auto& is_wanted) {
+  MutexLock lock(mutex_);
+  const auto erase_if = [&](const auto& is_wanted) WEFT_REQUIRES(mutex_) {
     for (auto entry = kept_.begin(); entry != kept_.end();) {
       Kept& kept = entry->second;
       if (!is_wanted(kept)) {
@@ -218,13 +219,13 @@ void GpuRegistrations::drop_freed(Gpus& asked) {
   };
   std::vector<std::pair<Allocation, std::weak_ptr<cuda::Device>>> freed;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [base, kept] : kept_) freed.emplace_back(kept.of, kept.gpu);
   }
   std::erase_if(freed, is_there);
   std::vector<std::shared_ptr<const Registration>>
       gone;  // deregistered after mutex_ has been released
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [allocation, gpu] : freed) {
     const auto entry = kept_.find(allocation.base);
     if (entry->second.is_in_use()) continue;
@@ -241,7 +242,7 @@ void GpuRegistrations::drop_freed(Gpus& asked) {
 
 void GpuRegistrations::forget_freed() {
   Gpus asked;
-  std::lock_guard registering(registering_);
+  MutexLock registering(registering_);
   drop_freed(asked);
 }
 
@@ -263,7 +264,7 @@ void GpuRegistrations::start_watcher(cuda::Device& gpu) {
 void GpuRegistrations::watch(const std::stop_token& ending) {
   while (!ending.stop_requested()) {
     Gpus asked;  // dropped last; that may destroy this object
-    std::unique_lock registering(registering_);
+    UniqueLock registering(registering_);
     ending_.wait_for(registering, ending, kWatched, [] { return false; });
     if (!ending.stop_requested() && count_ > 0) drop_freed(asked);
   }
@@ -298,7 +299,7 @@ std::shared_ptr<const Registration> GpuRegistrations::find_or_make(const Slice& 
   auto found = find(wanted);
   if (!found) {
     Gpus asked;
-    std::lock_guard registering(registering_);
+    MutexLock registering(registering_);
     found = find(wanted);
     if (!found) {
       drop_freed(asked);
@@ -318,7 +319,7 @@ std::shared_ptr<const Registration> GpuRegistrations::find_or_make(const Slice& 
 std::shared_ptr<const Registration> GpuRegistrations::at(const void* data,
                                                          std::size_t bytes) const {
   if (count_.load(std::memory_order_acquire) == 0) return nullptr;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto is_wanted = [&](const auto& registration) {
     return registration.use_count() > 1 && registration->covers(data, bytes);
   };

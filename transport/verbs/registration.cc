@@ -2,6 +2,7 @@
 #include <cerrno>
 
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/verbs/registration.h>
 
 namespace weft::transport::verbs {
@@ -85,19 +86,19 @@ std::shared_ptr<const Registration> RegistrationCache::of(const void* data, std:
                                                           Access access) {
   if (auto of_gpu = gpus_.at(data, bytes)) return of_gpu;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::erase_if(entries_, [](const auto& entry) { return entry.second.expired(); });
     if (auto found = find(data, bytes, access)) return found;
   }
   const Slice memory{const_cast<void*>(data), bytes, weft::Device::host()};
   auto made = std::make_shared<const Registration>(device_, memory, access);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   entries_.emplace(static_cast<const std::byte*>(data), made);
   return made;
 }
 
 std::size_t RegistrationCache::in_use() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::size_t count = 0;
   for (const auto& entry : entries_) count += !entry.second.expired();
   return count;

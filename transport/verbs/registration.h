@@ -13,7 +13,6 @@
 #include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <stop_token>
@@ -23,6 +22,7 @@
 #include <vector>
 
 #include <weft/base/config.h>
+#include <weft/base/mutex.h>
 #include <weft/base/slice.h>
 #include <weft/transport/verbs/device.h>
 
@@ -122,30 +122,30 @@ class GpuRegistrations {
   using Found = std::pair<Kept, std::shared_ptr<cuda::Device>>;
   std::optional<Found> find(const Allocation& wanted) const;
   std::shared_ptr<const Registration> find_or_make(const Slice& memory, cuda::Device& gpu);
-  // make(), keep(), drop_freed() and start_watcher() require registering_.
-  Kept make(const Allocation& wanted, cuda::Device& gpu);
-  void keep(const Kept& made);
+  Kept make(const Allocation& wanted, cuda::Device& gpu) WEFT_REQUIRES(registering_);
+  void keep(const Kept& made) WEFT_REQUIRES(registering_);
   using Gpus = std::vector<std::shared_ptr<cuda::Device>>;
   // Deregisters freed allocations. Appends the GPUs that it asked to `asked`: the caller must drop
   // them after it has released the mutexes, because dropping the last reference may run any
   // destructor.
-  void drop_freed(Gpus& asked);
-  void count_registered();  // requires mutex_
-  void start_watcher(cuda::Device& gpu);
+  void drop_freed(Gpus& asked) WEFT_REQUIRES(registering_);
+  void count_registered() WEFT_REQUIRES(mutex_);
+  void start_watcher(cuda::Device& gpu) WEFT_REQUIRES(registering_);
   void log_once(cuda::Device& gpu, const std::string& text, bool is_good);
   void watch(const std::stop_token& ending);
 
   const std::shared_ptr<Device> device_;
   const GpuDirect allowed_;
-  std::mutex registering_;  // locked before mutex_; held during calls of the drivers
+  Mutex registering_;  // locked before mutex_; held during calls of the drivers
   std::condition_variable_any ending_;
-  std::jthread watcher_;      // runs from the first registration on
-  mutable std::mutex mutex_;  // guards the members below; held only briefly
-  Allocations kept_;
+  std::jthread watcher_ WEFT_GUARDED_BY(registering_);  // runs from the first registration on
+  mutable Mutex mutex_;                                 // held only briefly
+  Allocations kept_ WEFT_GUARDED_BY(mutex_);
   // Registrations that are in use although their memory was freed and has been allocated again.
-  std::vector<std::shared_ptr<const Registration>> replaced_;
-  std::map<int, std::string> reasons_;  // why GPUs cannot be registered, by index
-  std::set<std::pair<int, std::string>> logged_;
+  std::vector<std::shared_ptr<const Registration>> replaced_ WEFT_GUARDED_BY(mutex_);
+  // Why GPUs cannot be registered, by index.
+  std::map<int, std::string> reasons_ WEFT_GUARDED_BY(mutex_);
+  std::set<std::pair<int, std::string>> logged_ WEFT_GUARDED_BY(mutex_);
   std::atomic<std::size_t> count_{0};  // number of registrations in kept_ and replaced_
 };
 
@@ -168,13 +168,13 @@ class RegistrationCache {
 
  private:
   using Entries = std::multimap<const std::byte*, std::weak_ptr<const Registration>>;
-  std::shared_ptr<const Registration> find(const void* data, std::size_t bytes,
-                                           Access access) const;
+  std::shared_ptr<const Registration> find(const void* data, std::size_t bytes, Access access) const
+      WEFT_REQUIRES(mutex_);
 
   const std::shared_ptr<Device> device_;
   GpuRegistrations gpus_;
-  mutable std::mutex mutex_;
-  Entries entries_;  // by address
+  mutable Mutex mutex_;
+  Entries entries_ WEFT_GUARDED_BY(mutex_);  // by address
 };
 
 }  // namespace weft::transport::verbs

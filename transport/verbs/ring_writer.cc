@@ -5,6 +5,7 @@
 
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/verbs/ring_writer.h>
 
 namespace weft::transport::verbs {
@@ -31,7 +32,7 @@ RingWriter::RingWriter(QueuePair& pair, std::shared_ptr<RegistrationCache> regis
       staged_(pair.path().device, staging_.whole(), Access::Read) {}
 
 void RingWriter::open(const Hello& peer) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   peer_ = peer;
   has_news_ = true;
   post_notes();
@@ -50,7 +51,7 @@ std::size_t RingWriter::room() const {
 }
 
 std::size_t RingWriter::write(std::span<const Bytes> pieces) noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::size_t taken = 0;
   std::size_t offered = 0;
   for (const Bytes& piece : pieces) offered += piece.size();
@@ -117,7 +118,7 @@ bool RingWriter::copy_in(Bytes piece) noexcept {
 }
 
 Result<bool> RingWriter::put(std::uint64_t address, std::uint32_t key, Bytes piece) noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (direct_.phase == Phase::Written) {
     direct_ = {};
     return true;
@@ -215,7 +216,7 @@ bool RingWriter::post_note(const Note& note) {
 }
 
 void RingWriter::post_notes() {
-  const auto has_slot = [&] {
+  const auto has_slot = [&]() WEFT_REQUIRES(mutex_) {
     return outstanding_.size() < static_cast<std::size_t>(pair_.depths().sends);
   };
   if (!peer_ || failure_) return;
@@ -226,20 +227,20 @@ void RingWriter::post_notes() {
 }
 
 void RingWriter::finish() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   finish_due_ = true;
   post_notes();
 }
 
 void RingWriter::tell(const Note& note) noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   my_grants_ = note.granted;
   (note.kind == Note::Kind::Room ? room_note_ : place_note_) = note;
   post_notes();
 }
 
 void RingWriter::sent() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (outstanding_.empty()) return;
   const Sent oldest = outstanding_.front();
   outstanding_.pop_front();
@@ -261,7 +262,7 @@ const char* RingWriter::take_grants(std::uint32_t receives) {
 }
 
 const char* RingWriter::granted(std::uint32_t receives) noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const char* why = take_grants(receives)) return why;
   post_notes();
   post_direct();
@@ -269,7 +270,7 @@ const char* RingWriter::granted(std::uint32_t receives) noexcept {
 }
 
 const char* RingWriter::heard(const Note& note) noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const char* why = take_grants(note.granted)) return why;
   if (note.kind == Note::Kind::Place) {
     if (const char* why = take_place(note)) return why;
@@ -300,46 +301,46 @@ const char* RingWriter::take_place(const Note& note) {
 }
 
 bool RingWriter::has_room() const noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return wants_room_ && has_news_;
 }
 
 bool RingWriter::take_room() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!wants_room_ || !has_news_) return false;
   has_news_ = false;
   return true;
 }
 
 std::optional<Error> RingWriter::failure() const noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return failure_;
 }
 
 void RingWriter::give_up(const Error& why) noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!failure_) failure_ = why;
 }
 
 void RingWriter::destroy() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   pair_.destroy();
 }
 
 bool RingWriter::has_words_underway() const noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::ranges::any_of(outstanding_, [](const Sent& one) {
     return one.what == Posted::Ring || one.what == Posted::Note;
   });
 }
 
 bool RingWriter::is_writing() const noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return direct_.phase == Phase::Writing;
 }
 
 bool RingWriter::withdraw() noexcept {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   withdrawn_ = true;
   const bool must_destroy = direct_.phase == Phase::Writing;
   if (must_destroy) pair_.destroy();

@@ -8,11 +8,11 @@
 
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 
+#include <weft/base/mutex.h>
 #include <weft/transport/verbs/mirror.h>
 #include <weft/transport/verbs/queue_pair.h>
 
@@ -89,20 +89,19 @@ class RingWriter {
     bool is_put = false;  // a put(): the peer is not told when it has arrived
   };
 
-  // All functions below require mutex_.
-  const char* take_grants(std::uint32_t receives);
-  const char* take_place(const Note& note);
-  bool may_post() const;
-  std::size_t room() const;
-  std::size_t take(Bytes piece);
+  const char* take_grants(std::uint32_t receives) WEFT_REQUIRES(mutex_);
+  const char* take_place(const Note& note) WEFT_REQUIRES(mutex_);
+  bool may_post() const WEFT_REQUIRES(mutex_);
+  std::size_t room() const WEFT_REQUIRES(mutex_);
+  std::size_t take(Bytes piece) WEFT_REQUIRES(mutex_);
   // Copies host or GPU memory to the staging buffer. Returns false if the GPU has failed.
-  bool copy_in(Bytes piece) noexcept;
-  bool begin_direct(Bytes piece);
-  void post_ring();
-  void post_direct();
-  void post_notes();
-  bool post_note(const Note& note);
-  bool posted(bool taken, Sent what);
+  bool copy_in(Bytes piece) noexcept WEFT_REQUIRES(mutex_);
+  bool begin_direct(Bytes piece) WEFT_REQUIRES(mutex_);
+  void post_ring() WEFT_REQUIRES(mutex_);
+  void post_direct() WEFT_REQUIRES(mutex_);
+  void post_notes() WEFT_REQUIRES(mutex_);
+  bool post_note(const Note& note) WEFT_REQUIRES(mutex_);
+  bool posted(bool taken, Sent what) WEFT_REQUIRES(mutex_);
 
   QueuePair& pair_;
   const std::shared_ptr<RegistrationCache> registrations_;
@@ -110,26 +109,28 @@ class RingWriter {
   Mirror staging_;
   const Registration staged_;
 
-  mutable std::mutex mutex_;  // guards the members below
-  std::optional<Hello> peer_;
-  std::optional<Error> failure_;
-  bool wants_room_ = false;
-  bool has_news_ = false;       // room has changed since write() returned
-  std::uint64_t head_ = 0;      // bytes posted to the ring in total
-  std::size_t unposted_ = 0;    // further bytes in the staging buffer
-  std::uint64_t carried_ = 0;   // bytes whose writes have completed
-  std::uint64_t read_ = 0;      // bytes that the peer has read
-  std::uint32_t messages_ = 0;  // messages that used a receive of the peer; wraps around
-  std::uint32_t granted_ = 0;   // receives that the peer has posted again
-  std::uint32_t my_grants_ = 0;
-  std::deque<Sent> outstanding_;
-  Direct direct_;
-  std::size_t through_ring_ = 0;  // remaining bytes of a large piece without a place
-  bool withdrawn_ = false;
-  bool has_copied_ = false;  // from a GPU, which is slow; logged once
-  std::optional<Note> room_note_;
-  std::optional<Note> place_note_;
-  bool finish_due_ = false;
+  mutable Mutex mutex_;
+  std::optional<Hello> peer_ WEFT_GUARDED_BY(mutex_);
+  std::optional<Error> failure_ WEFT_GUARDED_BY(mutex_);
+  bool wants_room_ WEFT_GUARDED_BY(mutex_) = false;
+  bool has_news_ WEFT_GUARDED_BY(mutex_) = false;      // room has changed since write() returned
+  std::uint64_t head_ WEFT_GUARDED_BY(mutex_) = 0;     // bytes posted to the ring in total
+  std::size_t unposted_ WEFT_GUARDED_BY(mutex_) = 0;   // further bytes in the staging buffer
+  std::uint64_t carried_ WEFT_GUARDED_BY(mutex_) = 0;  // bytes whose writes have completed
+  std::uint64_t read_ WEFT_GUARDED_BY(mutex_) = 0;     // bytes that the peer has read
+  // Messages that used a receive of the peer; wraps around.
+  std::uint32_t messages_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::uint32_t granted_ WEFT_GUARDED_BY(mutex_) = 0;  // receives that the peer has posted again
+  std::uint32_t my_grants_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::deque<Sent> outstanding_ WEFT_GUARDED_BY(mutex_);
+  Direct direct_ WEFT_GUARDED_BY(mutex_);
+  // Remaining bytes of a large piece without a place.
+  std::size_t through_ring_ WEFT_GUARDED_BY(mutex_) = 0;
+  bool withdrawn_ WEFT_GUARDED_BY(mutex_) = false;
+  bool has_copied_ WEFT_GUARDED_BY(mutex_) = false;  // from a GPU, which is slow; logged once
+  std::optional<Note> room_note_ WEFT_GUARDED_BY(mutex_);
+  std::optional<Note> place_note_ WEFT_GUARDED_BY(mutex_);
+  bool finish_due_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weft::transport::verbs

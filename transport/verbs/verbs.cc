@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/stream/stream_connection.h>
@@ -64,7 +65,7 @@ Verbs::Way Verbs::way_from(const std::string& interface_address) const {
 }
 
 Verbs::Way Verbs::way_out() const {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   const std::string interface_address = listens_at_;
   lock.unlock();
   return way_from(interface_address);
@@ -112,7 +113,7 @@ std::unique_ptr<Listener> Verbs::listen(const ListenOptions& options) {
     throw Error(Blame::Caller, "verbs listen: a loop and `accepted` must be given");
   const Way way = way_from(options.interface_address);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     listens_at_ = options.interface_address;
   }
   ListenOptions meeting = options;

@@ -4,8 +4,8 @@
 #pragma once
 
 #include <map>
-#include <mutex>
 
+#include <weft/base/mutex.h>
 #include <weft/transport/transport.h>
 #include <weft/transport/verbs/registration.h>
 
@@ -55,8 +55,8 @@ class Verbs final : public Transport, public Connector {
   const Config config_;
   const std::shared_ptr<Transport> meeting_;
   std::map<const Device*, std::shared_ptr<RegistrationCache>> registrations_;
-  mutable std::mutex mutex_;  // guards listens_at_
-  std::string listens_at_;    // interface_address of the last listen()
+  mutable Mutex mutex_;
+  std::string listens_at_ WEFT_GUARDED_BY(mutex_);  // interface_address of the last listen()
 };
 
 }  // namespace weft::transport::verbs

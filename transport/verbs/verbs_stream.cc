@@ -3,7 +3,6 @@
 #include <array>
 #include <atomic>
 #include <limits>
-#include <mutex>
 
 #include <endian.h>
 
@@ -11,6 +10,7 @@
 
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/verbs/alarm.h>
 #include <weft/transport/verbs/ring_reader.h>
 #include <weft/transport/verbs/verbs_stream.h>
@@ -73,16 +73,16 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
   std::atomic<bool> is_open{false};
   std::atomic<bool> hung_up{false};  // the TCP connection has ended
   std::atomic<bool> stopped{false};
-  mutable std::mutex mutex;  // guards the members below
-  std::shared_ptr<Connection> meeting;
-  EventLoop::Registration poller;
-  EventLoop::Registration watch;
-  EventLoop::Registration events;
-  EventLoop::Registration bell;
-  EventLoop::Registration patience;
-  std::optional<Error> failure;
-  bool was_flushed = false;  // `failure` is only a flush, a consequence
-  std::optional<Error> why_hung_up;
+  mutable Mutex mutex;
+  std::shared_ptr<Connection> meeting WEFT_GUARDED_BY(mutex);
+  EventLoop::Registration poller WEFT_GUARDED_BY(mutex);
+  EventLoop::Registration watch WEFT_GUARDED_BY(mutex);
+  EventLoop::Registration events WEFT_GUARDED_BY(mutex);
+  EventLoop::Registration bell WEFT_GUARDED_BY(mutex);
+  EventLoop::Registration patience WEFT_GUARDED_BY(mutex);
+  std::optional<Error> failure WEFT_GUARDED_BY(mutex);
+  bool was_flushed WEFT_GUARDED_BY(mutex) = false;  // `failure` is only a flush, a consequence
+  std::optional<Error> why_hung_up WEFT_GUARDED_BY(mutex);
 
   void meet(Connection& connection);
   void hear(Connection& connection, const Arrival& arrival);
@@ -113,7 +113,7 @@ void VerbsStream::start(EventLoop& loop, std::function<void()> readable,
                         std::function<void()> writable) {
   shared_->readable = std::move(readable);
   shared_->writable = std::move(writable);
-  std::lock_guard lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   shared_->watch =
       loop.watch(shared_->completions.descriptor(), EPOLLIN,
                  [shared = shared_](std::uint32_t) { shared->completions.take_event(); });
@@ -157,7 +157,7 @@ void VerbsStream::Shared::meet(Connection& connection) {
                         const auto self = weak.lock();
                         if (!self) return;
                         if (!self->is_open) self->fail(why);
-                        std::lock_guard lock(self->mutex);
+                        MutexLock lock(self->mutex);
                         self->why_hung_up = why;
                         self->hung_up =
                             true;  // look() reports it, after the bytes that have arrived
@@ -200,7 +200,7 @@ void VerbsStream::stop() noexcept {
   withdraw(Error(Blame::Cancelled, "the connection ended"));
   std::shared_ptr<Connection> meeting;
   {
-    std::lock_guard lock(shared.mutex);
+    MutexLock lock(shared.mutex);
     shared.poller.reset();
     shared.watch.reset();
     shared.events.reset();
@@ -267,7 +267,7 @@ void VerbsStream::Shared::take(const ibv_wc& completion) {
     const Error error = error_of(pair.path().device->library(), completion, peer);
     if (completion.status != IBV_WC_WR_FLUSH_ERR) return fail(error);
     // A flush is a consequence; its cause may follow in the queue.
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     if (!failure) was_flushed = true;
     if (!failure) failure = error;
     return;
@@ -286,7 +286,7 @@ void VerbsStream::Shared::take(const ibv_wc& completion) {
 
 void VerbsStream::Shared::fail(const Error& why) {
   {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     if (failure && !was_flushed) return;
     failure = why;
     was_flushed = false;
@@ -297,7 +297,7 @@ void VerbsStream::Shared::fail(const Error& why) {
 
 void VerbsStream::Shared::hear_alarm() {
   if (const auto why = alarm.why()) fail(why->within("verbs: the connection to " + peer));
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   events.reset();  // both stay readable for ever once the device has been removed
   watch.reset();
 }
@@ -311,13 +311,13 @@ void VerbsStream::Shared::let_words_out() {
 }
 
 VerbsStream::Shared::Ending VerbsStream::Shared::ending() const {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (hung_up || failure || writer.failure()) return Ending::Over;
   return reader.has_finished() ? Ending::Finished : Ending::None;
 }
 
 std::optional<Error> VerbsStream::Shared::why_ended() const {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (failure) return failure;
   if (auto why = writer.failure()) return why;
   if (stopped || told == Ending::Finished)
