@@ -8,7 +8,7 @@
 #include <weft/base/make_error.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
-#include <weft/engine/call/peer.h>
+#include <weft/engine/call/inbound.h>
 
 namespace weft::rpc {
 

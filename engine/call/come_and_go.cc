@@ -22,31 +22,6 @@ Error loss_of(const WorkerInfo& worker, const std::string& why) {
 
 }  // namespace
 
-void Peer::knock(const Lane& lane, std::uint64_t call) {
-  const auto core = core_.lock();
-  if (!core) return;
-  Head head;
-  head.kind = FrameKind::Hello;
-  head.call = call;
-  const HelloRecord hello{
-      kWireVersion,     core->token(), {core->self().name, kAsksForSign}, entry_.worker, 0,
-      entry_.generation};
-  lane.pass([connection = lane.connection, head, hello] {
-    send_message(*connection, head,
-                 codec::Writer().write([&](codec::Packer& packer) { packer.pack(hello); }));
-  });
-}
-
-// Answers a process that wants this worker's name or rank and asks whether this worker lives. It is
-// told nothing else, and gets no identity: anything else that it sends is refused.
-void Inbound::answer_knock(std::uint64_t call) {
-  Head head;
-  head.kind = FrameKind::Reply;
-  head.call = call;
-  send_message(*connection_, head,
-               codec::Writer().write([](codec::Packer& packer) { packer.pack_nil(); }));
-}
-
 // Asks a worker whether it lives, while this worker has not joined yet. Others take no calls from a
 // process without identity; the knock is the only message that they answer.
 std::optional<Error> AgentCore::knock(const Directory::Entry& worker, Deadline deadline) {

@@ -10,6 +10,8 @@
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/engine/call/core.h>
+#include <weft/engine/call/inbound.h>
+#include <weft/engine/call/message.h>
 #include <weft/engine/call/peer.h>
 #include <weft/engine/codec/sent_bytes.h>
 #include <weft/engine/store/store.h>

@@ -8,7 +8,9 @@
 #include <weft/base/op.h>
 #include <weft/engine/call/body.h>
 #include <weft/engine/call/core.h>
+#include <weft/engine/call/message.h>
 #include <weft/engine/call/peer.h>
+#include <weft/engine/call/wire_records.h>
 #include <weft/engine/future/thread_executor.h>
 #include <weft/profiling/trace/dump.h>
 

@@ -12,7 +12,7 @@
 #include <ATen/ATen.h>
 
 #include <weft/engine/autograd/messages.h>
-#include <weft/engine/call/peer.h>
+#include <weft/engine/call/wire_records.h>
 #include <weft/engine/codec/codec.h>
 #include <weft/engine/rpc/operators.h>
 #include <weft/engine/rpc/script.h>

@@ -14,7 +14,8 @@
 #include <vector>
 
 #include <weft/engine/call/core.h>
-#include <weft/engine/call/peer.h>
+#include <weft/engine/call/message.h>
+#include <weft/engine/call/wire_records.h>
 #include <weft/rpc.h>
 
 namespace weft::harness {

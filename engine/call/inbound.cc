@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+
+#include <weft/base/config.h>
+#include <weft/base/log.h>
+#include <weft/engine/call/inbound.h>
+#include <weft/engine/call/numbers.h>
+#include <weft/engine/call/remote_incoming_call.h>
+#include <weft/engine/codec/sent_bytes.h>
+#include <weft/engine/tensor/tensor.h>
+
+namespace weft::rpc {
+
+namespace {
+
+// The time limit between a connection's acceptance and its Hello, as between a socket's and its
+// greeting (transport/tcp).
+constexpr std::chrono::milliseconds kGreeting = std::chrono::seconds(10);
+// The pause before a failure that found the connection full is sent again.
+constexpr auto kFailureAgain = std::chrono::milliseconds(20);
+
+template <class T>
+T decoded(std::span<const std::byte> body) {
+  T value;
+  codec::Reader({}).read(body, [&](const msgpack::object& object) { object.convert(value); });
+  return value;
+}
+
+// The kind of message that the answer to a call counts as.
+MessageKind answer_to(const Head& head) {
+  return head.message == static_cast<std::uint8_t>(MessageKind::Shutdown) ? MessageKind::Shutdown
+                                                                          : MessageKind::Reply;
+}
+
+std::string explain_unknown(const Identity& id) {
+  std::string text;
+  for (const Function* function : named(id.name)) {
+    text +=
+        (text.empty() ? "it knows the name with another signature: " : ", ") + function->signature;
+  }
+  if (!text.empty()) return text;
+  return "it has no function of that name: its program neither calls it remotely nor exposes it "
+         "(weft::rpc::expose<&f>(), "
+         "expose<M, &M::method>(), expose<M, its constructor's arguments…>())";
+}
+
+}  // namespace
+
+void Inbound::start() {
+  if (const auto core = core_.lock()) {
+    std::lock_guard lock(mutex_);
+    greeting_ = core->loop()->at(Deadline::in(kGreeting), Task([weak = weak_from_this()] {
+                                   if (const auto self = weak.lock()) self->greeting_overdue();
+                                 }));
+  }
+  connection_->receive({[weak = weak_from_this()](const transport::Arrival& arrival) {
+                          if (const auto self = weak.lock()) self->arrived(arrival);
+                        },
+                        [weak = weak_from_this()](const Error& why) {
+                          if (const auto self = weak.lock()) self->ended(why);
+                        }});
+}
+
+void Inbound::greeting_overdue() {
+  const auto core = core_.lock();
+  if (core && worker().rank < 0)
+    refuse(*core, "it has sent no hello for " + weft::describe(kGreeting));
+}
+
+WorkerInfo Inbound::worker() const {
+  std::lock_guard lock(mutex_);
+  return worker_.value_or(WorkerInfo());
+}
+
+Generation Inbound::generation() const {
+  std::lock_guard lock(mutex_);
+  return generation_;
+}
+
+void Inbound::close(const Error& why) noexcept {
+  closed_ = true;
+  connection_->close(why);
+}
+
+void Inbound::arrived(const transport::Arrival& arrival) {
+  const auto core = core_.lock();
+  if (!core) return;
+  if (!proven_ && !core->secret().empty()) return challenged(*core, arrival);
+  if (!counts_ && !arrival.sizes.empty()) {  // allocate nothing for strangers
+    connection_->accept({}, nullptr, Fence());
+    return refuse(*core, "its first message is not a hello");
+  }
+  receive_message(
+      *connection_, arrival, {core->receive_pool(), core->gpus()}, &core->devices(),
+      [core, self = shared_from_this()](Message message, const Error* lacking) {
+        self->deliver(core, std::move(message), lacking);
+      },
+      [&](const Error& why) {
+        connection_->close(why);
+        ended(why);
+      });
+}
+
+// Until the peer has proved that it knows the secret, nothing but challenges is read.
+void Inbound::challenged(const AgentCore& core, const transport::Arrival& arrival) {
+  Nonces nonces;
+  std::vector<std::byte> answer;
+  std::string wrong;
+  const auto body = challenge_in(arrival);
+  if (!body || body->size() != (nonces_ ? sizeof(Proof) : nonces.of_connector.size())) {
+    wrong = "it did not prove that it knows the secret of this job (rpc::Options::secret)";
+  } else if (nonces_) {
+    proven_ = is_same(
+        prove(core.secret(), Side::Connector, nonces_->of_connector, nonces_->of_listener), *body);
+    if (!proven_) wrong = "it does not know the secret of this job (rpc::Options::secret)";
+  } else {
+    std::ranges::copy(*body, nonces.of_connector.begin());
+    try {
+      nonces.of_listener = make_nonce();
+      const Proof proof =
+          prove(core.secret(), Side::Listener, nonces.of_connector, nonces.of_listener);
+      answer.assign(nonces.of_listener.begin(), nonces.of_listener.end());
+      answer.insert(answer.end(), proof.begin(), proof.end());
+      nonces_ = nonces;
+    } catch (const Error& error) {
+      wrong = error.text();
+    }
+  }
+  connection_->accept({}, nullptr, Fence());
+  if (!wrong.empty()) return refuse(core, wrong);
+  if (!answer.empty()) send_challenge(*connection_, answer);
+}
+
+void Inbound::refuse(const AgentCore& core, const std::string& wrong) {
+  const Error why(Blame::Protocol,
+                  "a connection from " + connection_->peer() + " was refused: " + wrong);
+  log::warn(describe(core.self()) + ": " + why.text());
+  connection_->close(why);
+  ended(why);
+}
+
+void Inbound::deliver(const std::shared_ptr<AgentCore>& core, Message message,
+                      const Error* lacking) {
+  if (closed_) return;  // the worker's successor has come
+  if (!counts_) return greeted(core, message);
+  if (message.head.kind == FrameKind::Call) {
+    call_came(core, std::move(message), lacking);
+  } else if (message.head.kind == FrameKind::Cancel) {
+    std::lock_guard lock(mutex_);
+    if (const auto found = calls_.find(message.head.call); found != calls_.end())
+      found->second->cancelled = true;
+  }
+}
+
+// Strangers get no answer, and their second message is not read.
+void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& message) {
+  std::string wrong;
+  HelloRecord hello;
+  try {
+    if (message.head.kind != FrameKind::Hello || !message.parts.empty()) {
+      wrong = "its first message is not a hello";
+    } else if (hello = decoded<HelloRecord>(message.body); hello.version != kWireVersion) {
+      wrong = "it speaks version " + std::to_string(hello.version) + " and this worker version " +
+              std::to_string(kWireVersion);
+    } else if (hello.token != core->token()) {
+      wrong = "it belongs to another job";
+    } else if (!(hello.to == core->self()) || hello.to_life != core->generation()) {
+      wrong = "it wants " + describe(hello.to) + ", which is not here";
+    } else if (hello.from.rank == kAsksForSign) {
+      return answer_knock(message.head.call);
+    } else if (hello.from.rank < 0 || hello.from.rank > kHighestRank) {
+      wrong = "it names no valid rank";
+    } else if (!core->meets(hello.from, hello.from_life)) {
+      wrong = describe(hello.from) + " has left, and another worker has its rank";
+    }
+  } catch (const Error& error) {
+    wrong = error.text();
+  }
+  if (!wrong.empty()) return refuse(*core, wrong);
+  counts_ = core->callers().of(hello.from.rank);
+  core->heard_from(hello.from.rank);
+  std::lock_guard lock(mutex_);
+  worker_ = hello.from;
+  greeting_.reset();
+  generation_ = hello.from_life;
+}
+
+Slot Inbound::slot_for(const AgentCore& core, const Head& head) const {
+  const bool is_own = head.message <= static_cast<std::uint8_t>(MessageKind::Shutdown) &&
+                      !is_users(static_cast<MessageKind>(head.message));
+  return Slot::take({counts_, is_own ? &counts_->own : &counts_->calls},
+                    is_own ? kMostOwnInFlight : core.calls_in_flight());
+}
+
+void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
+                        const Error* lacking) {
+  const Head& head = message.head;
+  if (lacking != nullptr) return fail(head.call, answer_to(head), Failure::Unread, *lacking);
+  Slot slot = slot_for(*core, head);
+  if (!slot) {
+    return fail(
+        head.call, answer_to(head), Failure::Unread,
+        Error(Blame::Busy, "it has " + std::to_string(core->calls_in_flight()) + " calls of " +
+                               describe(worker()) +
+                               " to answer; wait for some before issuing more, or raise its "
+                               "rpc::Options::calls_in_flight"));
+  }
+  auto state = std::make_shared<CallState>();
+  state->caller = worker();
+  state->generation = generation();
+  if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
+  state->expires = head.message == static_cast<std::uint8_t>(MessageKind::Call) ||
+                   head.message == static_cast<std::uint8_t>(MessageKind::Create);
+  if (head.context != 0)
+    state->context = core->contexts().arrived(head.context, state->caller.rank);
+  state->no_grad = (head.flags & kNoGrad) != 0;
+  try {
+    state->streams =
+        message.streams.empty() ? tensor::CudaDevices::pool_streams(core->gpus()) : message.streams;
+  } catch (const std::exception& error) {
+    return fail(
+        head.call, answer_to(head), Failure::Unread,
+        Error(Blame::Device, "there is no stream for its function: " + tensor::text_of(error)));
+  }
+  const Function* function = find({head.name, head.signature});
+  if (function == nullptr) {
+    return fail(head.call, answer_to(head), Failure::Unread,
+                Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
+  }
+  function = &shown_as(*function, message.body);
+  state->function = function;
+  {
+    const trace::About shown{.name = function->name.c_str(),
+                             .sequence = head.call,
+                             .peer = state->caller.rank,
+                             .bytes = bytes_of(message)};
+    state->traced = trace::Operation::begin(core->member(), trace::Kind::Served, shown);
+    std::unique_lock lock(mutex_);
+    if (!calls_.try_emplace(head.call, state).second) {
+      lock.unlock();
+      return refuse(*core, "it uses one number for two calls");
+    }
+  }
+  auto served = std::make_shared<RemoteIncomingCall>(core, *function, (head.flags & kOnLoop) != 0,
+                                                     state, weak_from_this(), head.call,
+                                                     answer_to(head), std::move(slot));
+  try {
+    const auto read = [&](ReceivedReferences& references) {
+      const c10::MultiStreamGuard streams(state->streams);
+      codec::Reader reader(std::move(message.parts), &references);
+      if (state->context) {
+        reader.tensors().attach_gradients(state->context->receiver(
+            {state->caller.rank, head.call, /*reply=*/false}, state->caller));
+      }
+      reader.read(message.body,
+                  [&](const msgpack::object& object) { function->serve(served, object); });
+    };
+    core->references().with_references_from(state->caller.rank, std::ref(read));
+    if ((head.flags & kOnLoop) == 0) core->watch_for_thread(state, head.call);
+  } catch (...) {
+    const Error error = to_error(std::current_exception(), Blame::Caller);
+    fail(head.call, answer_to(head), Failure::Unread,
+         error.within("its arguments cannot be decoded"));
+  }
+}
+
+std::shared_ptr<const CallState> Inbound::longest_running() const {
+  std::shared_ptr<const CallState> longest;
+  std::lock_guard lock(mutex_);
+  for (const auto& [number, state] : calls_) {
+    if (!state->expires || !state->has_begun) continue;
+    if (!longest || state->begun_at < longest->begun_at) longest = state;
+  }
+  return longest;
+}
+
+std::shared_ptr<const CallState> Inbound::call(std::uint64_t number) const {
+  std::lock_guard lock(mutex_);
+  const auto found = calls_.find(number);
+  return found == calls_.end() ? nullptr : found->second;
+}
+
+void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& function,
+                    const CallState& state,
+                    const std::function<void(codec::Packer&)>& pack) noexcept {
+  const auto core = core_.lock();
+  const auto context = state.no_grad ? nullptr : state.context;
+  if (!core || core->closed()) return;  // the end of the connection answers all its calls
+  const int caller = worker().rank;
+  const auto references = core->references().references_to(Recipient(caller, generation()));
+  const auto undo = [core, context, references, message = MessageId{caller, call, /*reply=*/true}] {
+    references->undo();
+    if (context) context->forget(message);
+  };
+  try {
+    codec::Writer writer(references.get());
+    // This does not depend on the grad mode of the thread that brings the result.
+    const bool records = context && !context->released();
+    if (records) {
+      writer.tensors().record_gradients();
+    } else if (!state.no_grad) {
+      writer.tensors().tell_computed(core->contexts().is_computed());
+    }
+    if (config().debug == DebugLevel::Detail) writer.tensors().watch();
+    auto message = writer.write(pack);
+    Outgoing outgoing =
+        message.parts.empty()
+            ? Outgoing(std::move(message))
+            : core->address(std::move(message), *map_of_results(*core), worker(), Way::Reply);
+    // Before the reply is sent, because its gradient may be fast.
+    if (records)
+      context->sent({caller, call, /*reply=*/true}, caller, writer.tensors().take_recorded());
+    forget(call, bytes_of(outgoing.message));
+    core->count_served();
+    Head head;
+    head.kind = FrameKind::Reply;
+    head.call = call;
+    head.context = records ? context->id() : 0;
+    auto shared = std::make_shared<Outgoing>(std::move(outgoing));
+    keep_given(call, references);
+    const bool sent =
+        core->send_frame(kind, [self = shared_from_this(), head, shared, undo, &function] {
+          const auto watched = std::move(shared->message.watched);
+          const Op op = send_message(*self->connection_, head, std::move(*shared));
+          if (!op.ended() || op.error()) self->watch(op, head.call, undo);
+          if (watched) {
+            op.on_ended([self, op, watched, &function] {
+              if (!op.error()) self->check_unchanged(function, *watched);
+            });
+          }
+        });
+    if (sent) return;
+    undo();
+    reply_refused(call, kind,
+                  Error(Blame::PeerLost, "the connection refused the message (an injected fault)"));
+  } catch (const Error& error) {
+    undo();
+    fail(call, kind, Failure::Refused,
+         error.within("the result of " + function.name + " cannot be sent"));
+  } catch (...) {
+    undo();
+    fail(call, kind, Failure::Refused,
+         Error(Blame::Caller, "the result of " + function.name +
+                                  " cannot be sent: " + text_of(std::current_exception())));
+  }
+}
+
+// With WEFT_DEBUG=detail. The reply has been sent, so the change can only be logged, here where it
+// was made.
+void Inbound::check_unchanged(const Function& function, const codec::SentBytes& sent) const {
+  if (const auto changed = sent.changed()) {
+    log::error("the result of " + function.name + " for " + describe(worker()) +
+               " was changed while its bytes were being sent (" + *changed +
+               "), and the caller may have received a mix of old and new bytes: return clone() of "
+               "tensors that other calls or threads change");
+  }
+}
+
+void Inbound::keep_given(std::uint64_t call, const std::shared_ptr<SentReferences>& references) {
+  if (references->is_empty()) return;
+  std::lock_guard lock(mutex_);
+  if (given_.size() >= prune_at_) {
+    std::erase_if(given_, [](const auto& one) { return one.second->is_over(); });
+    prune_at_ = std::max<std::size_t>(64, 2 * given_.size());
+  }
+  given_.insert_or_assign(call, references);
+}
+
+std::vector<std::shared_ptr<SentReferences>> Inbound::take_given() {
+  std::vector<std::shared_ptr<SentReferences>> all;
+  std::lock_guard lock(mutex_);
+  for (auto& [call, references] : given_) all.push_back(std::move(references));
+  given_.clear();
+  return all;
+}
+
+void Inbound::take_back(std::uint64_t call) {
+  std::shared_ptr<SentReferences> references;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = given_.find(call);
+    if (found == given_.end()) return;
+    references = std::move(found->second);
+    given_.erase(found);
+  }
+  references->undo();
+}
+
+void Inbound::fail(std::uint64_t call, MessageKind kind, Failure what,
+                   const Error& error) noexcept {
+  forget(call, 0, &error);
+  const auto core = core_.lock();
+  if (!core) return;
+  core->count_served();
+  send_failure(*core, call, kind, what, error);
+}
+
+void Inbound::send_failure(AgentCore& core, std::uint64_t call, MessageKind kind, Failure what,
+                           const Error& error) noexcept {
+  // Calls that fail because this worker leaves: the end of the connection tells their callers.
+  if (core.closed()) return;
+  Head head;
+  head.kind = FrameKind::Failure;
+  head.call = call;
+  const auto record = std::make_shared<const FailureRecord>(FailureRecord{
+      static_cast<int>(what), static_cast<int>(error.blame()), error.text(), error.ranks()});
+  const bool sent = core.send_frame(
+      kind, [self = shared_from_this(), head, record] { self->send_failure_of(head, record); });
+  if (sent) return;
+  core.after(kFailureAgain, Task([self = shared_from_this(), call, kind, what, error] {
+               if (const auto again = self->core_.lock())
+                 self->send_failure(*again, call, kind, what, error);
+             }));
+}
+
+// Without this answer the caller would wait for ever, so it is sent again while the connection is
+// full.
+void Inbound::send_failure_of(const Head& head,
+                              const std::shared_ptr<const FailureRecord>& record) {
+  const Op op = send_message(*connection_, head, encoded(*record));
+  if (!op.ended() || !op.error() || !is_of_message(*op.error())) return;
+  const auto core = core_.lock();
+  if (core && op.error()->blame() == Blame::Busy) {
+    // One call in flight has one answer. If there are more, the peer sends and does not read.
+    if (unsent_.fetch_add(1) >= std::int64_t{core->calls_in_flight()} + kMostOwnInFlight) {
+      return connection_->close(
+          Error(Blame::PeerLost, describe(worker()) + " sends calls and does not read the answers")
+              .with_ranks({worker().rank}));
+    }
+    core->after(kFailureAgain, Task([self = shared_from_this(), head, record] {
+                  --self->unsent_;
+                  self->send_failure_of(head, record);
+                }));
+  } else {
+    connection_->close(op.error()->within("not even the failure of a call could be sent"));
+  }
+}
+
+std::shared_ptr<const DeviceMap> Inbound::map_of_results(AgentCore& core) {
+  {
+    std::lock_guard lock(mutex_);
+    if (map_) return map_;
+  }
+  const auto entry = core.directory().find({worker().rank, generation()});
+  auto map = std::make_shared<const DeviceMap>(
+      DeviceMap::to(core.self().name, entry.devices.maps).inverse());
+  std::lock_guard lock(mutex_);
+  return map_ = std::move(map);
+}
+
+// A connection that has failed ends all its calls itself. If only this message has failed, perhaps
+// in a GPU, its caller is told.
+void Inbound::watch(const Op& op, std::uint64_t call, const std::function<void()>& undo) {
+  // Then it has surely not been sent. Otherwise the caller is asked which references have arrived.
+  const bool at_once = op.ended();
+  if (const auto core = core_.lock()) core->count_replies(+1);
+  op.on_ended([weak = weak_from_this(), weak_core = core_, op, call, undo, at_once] {
+    const auto core = weak_core.lock();
+    if (core) core->count_replies(-1);
+    const auto error = op.error();
+    if (!error || (!at_once && !is_of_message(*error))) return;
+    undo();
+    const auto self = weak.lock();
+    if (self && is_of_message(*error)) return self->reply_refused(call, MessageKind::Reply, *error);
+    // The connection may have ended before the worker held anything here.
+    if (self && core) core->look_after(self->worker().rank);
+  });
+}
+
+void Inbound::reply_refused(std::uint64_t call, MessageKind kind, const Error& why) {
+  if (const auto core = core_.lock()) {
+    send_failure(*core, call, kind, Failure::Refused, why.within("the result was not sent"));
+  }
+}
+
+void Inbound::forget(std::uint64_t call, std::uint64_t bytes, const Error* error) {
+  std::lock_guard lock(mutex_);
+  const auto found = calls_.find(call);
+  if (found == calls_.end()) return;
+  if (error != nullptr) {
+    found->second->traced.fail(*error);
+  } else {
+    found->second->traced.add(bytes);
+    found->second->traced.end();
+  }
+  calls_.erase(found);
+}
+
+void Inbound::ended(const Error& why) {
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [id, state] : calls_) {
+      state->cancelled = true;
+      state->traced.fail(why);
+    }
+    calls_.clear();
+  }
+  if (const auto core = core_.lock()) core->inbound_ended(*this, why);
+}
+
+// Answers a process that wants this worker's name or rank and asks whether this worker lives. It is
+// told nothing else, and gets no identity: anything else that it sends is refused.
+void Inbound::answer_knock(std::uint64_t call) {
+  Head head;
+  head.kind = FrameKind::Reply;
+  head.call = call;
+  send_message(*connection_, head,
+               codec::Writer().write([](codec::Packer& packer) { packer.pack_nil(); }));
+}
+
+}  // namespace weft::rpc
