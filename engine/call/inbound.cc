@@ -6,6 +6,7 @@
 
 #include <weft/base/config.h>
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
 #include <weft/engine/call/inbound.h>
 #include <weft/engine/call/numbers.h>
 #include <weft/engine/call/remote_incoming_call.h>

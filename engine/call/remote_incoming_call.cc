@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <weft/base/make_error.h>
 #include <weft/engine/call/remote_incoming_call.h>
 
 namespace weft::rpc {
