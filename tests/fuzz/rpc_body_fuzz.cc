@@ -13,6 +13,7 @@
 #include <weft/base/error.h>
 #include <weft/base/make_error.h>
 #include <weft/engine/autograd/messages.h>
+#include <weft/engine/call/core.h>
 #include <weft/engine/call/wire_records.h>
 #include <weft/engine/codec/codec.h>
 #include <weft/engine/rpc/agent.h>

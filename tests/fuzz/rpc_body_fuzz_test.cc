@@ -12,6 +12,7 @@
 #include <ATen/ATen.h>
 
 #include <weft/engine/autograd/messages.h>
+#include <weft/engine/call/core.h>
 #include <weft/engine/call/wire_records.h>
 #include <weft/engine/codec/codec.h>
 #include <weft/engine/rpc/operators.h>
