@@ -27,7 +27,7 @@ MODEL = "tests/engine/contract/rpc_contract_test.cc"
 MOST_LINES = 15  # of a mistake's output
 # Options of the build's command that only its own compiler understands, with the number of their
 # words; and -Werror, since warnings differ.
-COMPILERS_OWN = (("-Xclang", 2), ("-include", 2), ("--param", 2), ("-Winvalid-pch", 1), ("-Werror", 1))
+COMPILERS_OWN = (("-Xclang", 2), ("-include", 2), ("--param", 2), ("-Winvalid-pch", 1), ("-Werror", 1), ("-Wthread-safety", 1))
 
 
 def command_for(path):
