@@ -10,6 +10,7 @@
 
 #include <ATen/ATen.h>
 
+#include <weft/base/make_error.h>
 #include <weft/engine/call/types.h>
 #include <weft/engine/call/wire.h>
 #include <weft/engine/codec/values.h>
@@ -149,7 +150,7 @@ TEST(WireDocument, ListsLimitsBlamesAndMessageKinds) {
   expect_written("larger than " + std::to_string(kMaxBodyInHeader >> 10) + " KiB");
 
   std::map<std::uint64_t, std::string> blames;
-  for (int i = 0; i <= static_cast<int>(Blame::Remote); ++i) {
+  for (int i = 0; i <= static_cast<int>(kLastBlame); ++i) {
     blames[static_cast<std::uint64_t>(i)] = std::string(name(static_cast<Blame>(i)));
   }
   expect_written("Blames: " + listed(blames) + ";");

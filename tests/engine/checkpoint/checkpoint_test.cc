@@ -218,9 +218,9 @@ TEST_P(Checkpoint, MisfitOnOneRankChangesNothing) {
     });
     EXPECT_EQ(text,
               "the checkpoint '" + file_ +
-                  "' does not fit on rank 1, and nothing was loaded: part 'optimizer': in the "
-                  "file parameter 0 of group 0 is Double [5, 6], here parameter 0 of group 0 is "
-                  "Double [4, 6]");
+                  "' does not fit on rank 1, and nothing was loaded: part 'optimizer': the "
+                  "optimizer's parameters differ: parameter 0 of group 0 is Double [5, 6] in the "
+                  "file, parameter 0 of group 0 is Double [4, 6] here");
     text = refused(group, Blame::Caller, [&] {
       checkpoint::load(file_, group, {{"epoch", epoch}, {"model", net}});
     });

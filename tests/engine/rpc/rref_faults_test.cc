@@ -276,7 +276,7 @@ TEST(CreationFaults, MethodOfAWrongTypeFailsItsWaiter) {
         const auto fetched = agent.async<&refs::fetch_sum>(rpc::to(2).timeout(20s), made, made);
         const auto error = error_of([&] { fetched.get(); });
         EXPECT_EQ(error.blame(), Blame::Remote) << error.text();
-        EXPECT_NE(error.text().find("give RRef the type of the value"), std::string::npos)
+        EXPECT_NE(error.text().find("and its value is a int; use RRef<int>"), std::string::npos)
             << error.text();
       },
       {.faults = {.delay = {{rpc::MessageKind::Reply, 200ms}}}});

@@ -246,7 +246,7 @@ TEST(MeshMessages, OfAnotherSizeFailOnlyTheReceive) {
           const Error error = expect_failed(op, "the receive");
           EXPECT_EQ(error.blame(), Blame::Caller);
           EXPECT_THAT(error.text(), HasSubstr("sent " + std::to_string(size) + " bytes"));
-          EXPECT_THAT(error.text(), HasSubstr("room for " + std::to_string(size + 1)));
+          EXPECT_THAT(error.text(), HasSubstr("takes exactly " + std::to_string(size + 1)));
         }
         auto next = bytes_of(communicator.rank(), 10);
         const int other = 1 - communicator.rank();
