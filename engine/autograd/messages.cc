@@ -113,8 +113,8 @@ Future<Outcome> gradient(GradientMessage message) {
   const std::string where = "given a gradient by " + describe(here.call().caller);
   if (!send) {
     const Error unknown(Blame::Caller,
-                        "its message has not been recorded here, or its graph was freed by a pass "
-                        "without retain_graph");
+                        "an earlier backward has freed this graph: give that one retain_graph, or "
+                        "compute the loss again; or its message has not been recorded here");
     return Future<Outcome>::ready(context->outcome(std::make_exception_ptr(unknown), where));
   }
   if (message.gradients.size() > send->num_inputs()) {
