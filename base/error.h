@@ -26,7 +26,9 @@ enum class Blame {
   Cancelled,    // the operation was withdrawn
   Remote,       // the called function threw on the other worker
   Protocol,     // the peer sent invalid bytes: run one version of Weft everywhere
+  // A blame that is added here becomes kLastBlame (make_error.h).
 };
+
 // Returns the name of the enumerator: "PeerLost".
 WEFT_API std::string_view name(Blame blame);
 

@@ -43,7 +43,7 @@ template <class T>
 struct CoroutineBase {
   Promise<T> promise;
   std::optional<Stored<T>> result;
-  // Of the streams that are current at co_return: stream guards are local variables too.
+  // The work on the streams that are current at co_return: stream guards are local variables too.
   DeviceWorkRef work;
   Future<T> get_return_object() { return promise.future(); }
   std::suspend_never initial_suspend() noexcept { return {}; }

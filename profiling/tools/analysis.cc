@@ -355,7 +355,9 @@ class Analysis {
 
   std::string fate(const Record& call, const View& from) {
     const int caller = from.rank;
-    if (call.peer == caller) return "it calls itself: " + fate_here(call, from);
+    // A worker records its calls to itself as calls only, so it is not known whether they have
+    // begun.
+    if (call.peer == caller) return "the worker calls itself: the function runs or waits here";
     const auto callee = dumps_.agents.find(call.peer);
     if (callee == dumps_.agents.end()) return "there is no dump of " + who_.agent(call.peer);
     if (call.state == "open" && evidence_.is_old_to_both(call, from, callee->second))
@@ -365,8 +367,9 @@ class Analysis {
           !is_of(served, call, from, callee->second))
         continue;
       if (served.state == "open" && !served.runs) {
-        return "it waits there for a thread, because " + occupants(callee->second) +
-               " (rpc::Options::worker_threads of that worker)";
+        return "it has not begun there: it waits for the value of an RRef, or for a thread "
+               "(rpc::Options::worker_threads of that worker)" +
+               occupants(callee->second);
       }
       if (served.state == "open")
         return "it has run there for " +
@@ -382,13 +385,9 @@ class Analysis {
     return "it has never arrived there";
   }
 
-  // A worker records its calls to itself as calls only, so it is not known whether they have begun.
-  std::string fate_here(const Record& call, const View& from) {
-    return "it runs, or waits for a thread, here for " +
-           duration_text(evidence_.now_of(from) - call.begun);
-  }
-
-  // "its threads run hold for 4.8 s, hold for 4.7 s": the calls that the worker runs.
+  // "; that worker runs hold for 4.8 s, hold for 4.7 s": the calls that it runs, or makes to
+  // itself;
+  // "" for none.
   std::string occupants(const View& worker) const {
     std::string calls;
     std::size_t count = 0;
@@ -402,8 +401,8 @@ class Analysis {
       if (one.kind == "served" && one.runs) add(one);
       if (one.kind == "call" && one.peer == worker.rank && !is_of_shutdown(one)) add(one);
     }
-    if (count == 0) return "its threads are busy";
-    return "its threads run " + calls +
+    if (count == 0) return "";
+    return "; that worker runs " + calls +
            (count > kMostOfAKind ? " and " + std::to_string(count - kMostOfAKind) + " more" : "");
   }
 

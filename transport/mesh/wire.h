@@ -21,8 +21,8 @@ namespace weft::transport::mesh {
 
 using Bytes = std::span<const std::byte>;
 
-// What one of the two connections between a pair of ranks carries. Messages have a connection of
-// their own, so that a waiting collective does not delay them.
+// The traffic of one connection. A pair of ranks has two connections, so that a waiting collective
+// does not delay messages.
 enum class Traffic : std::uint8_t { Collectives = 0, Messages = 1 };
 constexpr int kConnectionsPerPair = 2;
 

@@ -295,9 +295,11 @@ TEST(Analysis, QueuedCallNamesWhatTheThreadsRun) {
   running.name = "work::hold";
   dumps.agents[0].records = {call("call", 1, 7, "open")};
   dumps.agents[1].records = {running, queued};
-  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text,
-              HasSubstr("it waits there for a thread, because its threads run work::hold for 9.0 s "
-                        "(rpc::Options::worker_threads of that worker)"));
+  EXPECT_THAT(
+      of(analyze(dumps), What::NoReply).at(0).text,
+      HasSubstr("it has not begun there: it waits for the value of an RRef, or for a thread "
+                "(rpc::Options::worker_threads of that worker); that worker runs "
+                "work::hold for 9.0 s"));
 }
 
 TEST(Analysis, EvictedCallIsNotReportedMissing) {
