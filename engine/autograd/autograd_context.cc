@@ -13,7 +13,7 @@ namespace {
 
 std::shared_ptr<autograd::Context> begin(const rpc::Agent& agent) {
   const auto& core = rpc::detail::CoreCalls::of(agent);
-  core->require_open();
+  core->lifetime().require_open();
   if (const auto context = autograd::current_context()) {
     throw Error(Blame::Caller, "AutogradContext: this thread is inside autograd context " +
                                    autograd::to_text(context->id()) +
@@ -37,7 +37,7 @@ AutogradContext::AutogradContext(std::shared_ptr<rpc::AgentCore> core,
 AutogradContext::~AutogradContext() {
   if (!scope_) return;
   scope_.reset();
-  if (core_->is_inherited()) return;
+  if (core_->lifetime().is_inherited()) return;
   try {
     release();
   } catch (const std::exception&) {

@@ -83,7 +83,7 @@ void start_planned(const std::shared_ptr<rpc::AgentCore>& core,
   std::vector<Node*> nodes;
   for (const auto& edge : roots->edges) nodes.push_back(edge.function.get());
   // The roots' gradients are computed on the streams that are current now.
-  const auto streams = tensor::CudaDevices::current_streams(core->gpus());
+  const auto streams = tensor::CudaDevices::current_streams(core->devices().gpus());
   messages::reach(core, context, pass->name(), nodes, pass->deadline())
       .on_done([=](const Future<Outcome>& reached) {
         const Outcome how = reached.get();
@@ -104,14 +104,14 @@ void start_planned(const std::shared_ptr<rpc::AgentCore>& core,
 std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core,
                             const std::shared_ptr<Context>& context,
                             const std::vector<at::Tensor>& given, const BackwardOptions& options) {
-  core->require_open();
+  core->lifetime().require_open();
   if (context->released()) {
     throw Error(Blame::Caller, "backward(): autograd context " + to_text(context->id()) +
                                    " has been released, and its records with it: compute the roots "
                                    "again in another context");
   }
   const auto roots = std::make_shared<Roots>(checked(given, options));
-  const auto limit = core->timeout();
+  const auto limit = core->outgoing_calls().timeout();
   const Deadline deadline = limit.count() == 0 ? Deadline::never() : Deadline::in(limit);
   PassName name;
   name.context = context->id();

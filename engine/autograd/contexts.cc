@@ -12,7 +12,7 @@ namespace weft::autograd {
 Contexts::~Contexts() = default;
 
 std::uint64_t Contexts::next_id() {
-  return rpc::number_of(core_.self().rank, core_.first_id() + next_++);
+  return rpc::number_of(core_.self().rank, core_.identity().first_id() + next_++);
 }
 
 PassId Contexts::next_pass() { return next_id(); }
@@ -104,7 +104,7 @@ bool Contexts::concerns(int rank) const {
 }
 
 void Contexts::worker_lost(int rank, std::optional<std::uint16_t> successor) {
-  const std::string why = core_.name_of(rank) + " is lost";
+  const std::string why = core_.connections().name_of(rank) + " is lost";
   std::set<int> owners;  // they would have told the lost worker, which would have told us
   for (const auto& context : all()) {
     const rpc::WorkerGeneration owner = rpc::made_by(context->id());
@@ -122,7 +122,7 @@ void Contexts::worker_lost(int rank, std::optional<std::uint16_t> successor) {
       owners.insert(context->owner());
     }
   }
-  for (const int owner : owners) core_.look_after(owner);
+  for (const int owner : owners) core_.liveness().look_after(owner);
 }
 
 void Contexts::close() {
@@ -165,6 +165,8 @@ void Contexts::count(rpc::DebugInfo& info) const {
   }
 }
 
-Contexts& contexts_of(rpc::AgentCore& core) { return static_cast<Contexts&>(core.contexts()); }
+Contexts& contexts_of(rpc::AgentCore& core) {
+  return static_cast<Contexts&>(core.extensions().contexts());
+}
 
 }  // namespace weft::autograd

@@ -66,8 +66,8 @@ Future<void> tell_failed(const std::shared_ptr<rpc::AgentCore>& core, int rank,
                                                {.on_loop = false});
 }
 
-bool is_gone(const rpc::AgentCore& core, int rank, const std::exception_ptr& error) {
-  return rpc::is_not_there(error) || core.is_lost(rank);
+bool is_gone(rpc::AgentCore& core, int rank, const std::exception_ptr& error) {
+  return rpc::is_not_there(error) || core.liveness().is_lost(rank);
 }
 
 // Tells all other workers in place of a lost one, as clean_up_behind() does: they may have

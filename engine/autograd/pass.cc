@@ -66,7 +66,7 @@ Pass::Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> contex
       begins_here_(root_of(name_.pass) == core_->self().rank),
       promise_(core_->thread_pool()),
       started_(core_->thread_pool()),
-      traced_(trace::Operation::begin(core_->member(), trace::Kind::Backward,
+      traced_(trace::Operation::begin(core_->identity().member, trace::Kind::Backward,
                                       {.name = "backward", .sequence = name_.pass})),
       adopted_(begins_here_),
       told_(Future<void>::ready()) {}
@@ -141,7 +141,7 @@ void Pass::arrive(const NodePtr<SendNode>& send, variable_list gradients) {
   const trace::Range range(traced::gradient, {.rank = core_->self().rank});
   const trace::ServeScope counted;
   auto came = trace::Operation::begin(
-      core_->member(), trace::Kind::Gradient,
+      core_->identity().member, trace::Kind::Gradient,
       shown("gradient", send->message(), name_.pass, send->to(), bytes_of(gradients)));
   came.runs_here();
   // The gradients were received on this call's streams, which are current.
@@ -206,7 +206,7 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
   ++open_;
   const rpc::WorkerInfo& to = node.from();
   auto sent = trace::Operation::begin(
-      core_->member(), trace::Kind::Gradient,
+      core_->identity().member, trace::Kind::Gradient,
       shown("send gradient", node.message(), name_.pass, to.rank, bytes_of(gradients)));
   const std::string where = "sending a gradient to " + describe(to);
   {
@@ -333,7 +333,7 @@ void Pass::fail(const Outcome& why) {
     // On the thread pool, because connecting may take a while and this thread may be the event
     // loop's.
     core_->thread_pool()->run(Task([core = core_, context = context_, name = name_, why, end] {
-      core->after(kTold, Task(end));
+      core->pauses().after(kTold, Task(end));
       messages::end_pass(core, context, name, why).on_done_light([end](const Future<void>&) {
         end();
       });

@@ -14,7 +14,7 @@ std::exception_ptr thrown_by(AgentCore& core, const Function& function,
                                              to_error(error, Blame::Remote).ranks()));
 }
 DeviceWorkRef enqueued(AgentCore& core) {
-  return core.devices().work(tensor::CudaDevices::current_streams(core.gpus()));
+  return core.devices().cuda().work(tensor::CudaDevices::current_streams(core.devices().gpus()));
 }
 
 const std::shared_ptr<ThreadPool>& CoreCalls::executor(AgentCore& core) {
@@ -27,41 +27,45 @@ std::shared_ptr<const Member> CoreCalls::send_call(AgentCore& core, const Functi
                                                    const CallOptions& options,
                                                    const std::function<void(codec::Packer&)>& pack,
                                                    std::unique_ptr<PendingCall> pending) {
-  return core.send_call(function, options, pack, std::move(pending));
+  return core.outgoing_calls().send(function, options, pack, std::move(pending));
 }
 void CoreCalls::call_here(AgentCore& core, const Function& function, const CallOptions& options,
                           const std::optional<Future<void>>& first,
                           std::unique_ptr<PendingCall> pending,
                           const std::function<Task(std::uint64_t)>& make) {
-  core.call_here(function, options, first, std::move(pending), make);
+  core.outgoing_calls().call_here(function, options, first, std::move(pending), make);
 }
 void CoreCalls::complete_here(AgentCore& core, std::uint64_t id,
                               const std::function<void(PendingCall&)>& how) {
-  core.complete_here(id, how);
+  core.outgoing_calls().waiting().complete_here(id, how);
 }
 void CoreCalls::fail_here(AgentCore& core, const Function& function, std::uint64_t id,
                           const std::exception_ptr& error) {
   log_thrown(function, core.self(), text_of(error));
   const auto thrown = thrown_by(core, function, error);
-  core.complete_here(id, [&](PendingCall& call) { call.fail(thrown); });
+  core.outgoing_calls().waiting().complete_here(id, [&](PendingCall& call) { call.fail(thrown); });
 }
-void CoreCalls::hold_activity(AgentCore& core, int change) { core.hold_activity(change); }
+void CoreCalls::hold_activity(AgentCore& core, int change) {
+  core.outgoing_calls().waiting().hold(change);
+}
 std::uint64_t CoreCalls::after(AgentCore& core, std::chrono::milliseconds pause, Task task) {
-  return core.after(pause, std::move(task));
+  return core.pauses().after(pause, std::move(task));
 }
 
 void CoreCalls::drop_pause(const std::weak_ptr<AgentCore>& core, std::uint64_t number) {
-  if (const auto held = core.lock()) held->drop_pause(number);
+  if (const auto held = core.lock()) held->pauses().drop(number);
 }
 void CoreCalls::off_loop(AgentCore& core, const Recipient& to, Task task) {
-  core.off_loop(to, std::move(task));
+  core.connections().off_loop(to, std::move(task));
 }
 std::chrono::milliseconds CoreCalls::limit(AgentCore& core,
                                            std::optional<std::chrono::milliseconds> given) {
-  return given && *given != kAgentTimeout ? usable_limit(*given, "a time limit") : core.timeout();
+  return given && *given != kAgentTimeout ? usable_limit(*given, "a time limit")
+                                          : core.outgoing_calls().timeout();
 }
 CallOptions CoreCalls::call_options(AgentCore& core, const Destination& to) {
-  return {core.recipient(to), core.limit_of(to), MessageKind::Call, false, to.place()};
+  return {core.outgoing_calls().recipient(to), core.outgoing_calls().limit_of(to),
+          MessageKind::Call, false, to.place()};
 }
 Member CoreCalls::member(AgentCore& core, const Recipient& worker) {
   return core.directory().find(worker);
@@ -74,11 +78,13 @@ std::chrono::milliseconds CoreCalls::time_left() {
   return call.deadline.is_never() ? 0ms : std::max(1ms, call.deadline.remaining());
 }
 void CoreCalls::look_after(AgentCore& core, int rank) {
-  core.look_after(rank, AgentCore::Asked::ByTheWay);
+  core.liveness().look_after(rank, Liveness::Asked::ByTheWay);
 }
-void CoreCalls::depend_on(AgentCore& core, int rank, int change) { core.depend_on(rank, change); }
-void CoreCalls::heard_from(AgentCore& core, int rank) { core.heard_from(rank); }
-bool CoreCalls::is_lost(AgentCore& core, int rank) { return core.is_lost(rank); }
+void CoreCalls::depend_on(AgentCore& core, int rank, int change) {
+  core.liveness().depend_on(rank, change);
+}
+void CoreCalls::heard_from(AgentCore& core, int rank) { core.liveness().heard_from(rank); }
+bool CoreCalls::is_lost(AgentCore& core, int rank) { return core.liveness().is_lost(rank); }
 std::shared_ptr<AgentCore> CoreCalls::current_core(const char* what) {
   return current_call(what).core();
 }

@@ -3,8 +3,7 @@
 // are built on calls: they plug in here, and nothing in engine/call knows them otherwise. The
 // facade (engine/rpc) gives an agent one extension of each kind when it makes the agent.
 //
-// Functions are called on any thread and without a lock of the agent, except concerns(), which is
-// called under the agent's mutex.
+// Functions are called on any thread and without a lock of the agent.
 #pragma once
 
 #include <cstdint>

@@ -7,6 +7,7 @@
 #include <weft/base/config.h>
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/engine/call/core.h>
 #include <weft/engine/call/inbound.h>
 #include <weft/engine/call/numbers.h>
 #include <weft/engine/call/remote_incoming_call.h>
@@ -89,13 +90,13 @@ void Inbound::close(const Error& why) noexcept {
 void Inbound::arrived(const transport::Arrival& arrival) {
   const auto core = core_.lock();
   if (!core) return;
-  if (!proven_ && !core->secret().empty()) return challenged(*core, arrival);
+  if (!proven_ && !core->options().secret.empty()) return challenged(*core, arrival);
   if (!counts_ && !arrival.sizes.empty()) {  // allocate nothing for strangers
     connection_->accept({}, nullptr, Fence());
     return refuse(*core, "its first message is not a hello");
   }
   receive_message(
-      *connection_, arrival, {core->receive_pool(), core->gpus()}, &core->devices(),
+      *connection_, arrival, core->devices().receive_memory(), &core->devices().cuda(),
       [core, self = shared_from_this()](Message message, const Error* lacking) {
         self->deliver(core, std::move(message), lacking);
       },
@@ -115,14 +116,15 @@ void Inbound::challenged(const AgentCore& core, const transport::Arrival& arriva
     wrong = "it did not prove that it knows the secret of this job (rpc::Options::secret)";
   } else if (nonces_) {
     proven_ = is_same(
-        prove(core.secret(), Side::Connector, nonces_->of_connector, nonces_->of_listener), *body);
+        prove(core.options().secret, Side::Connector, nonces_->of_connector, nonces_->of_listener),
+        *body);
     if (!proven_) wrong = "it does not know the secret of this job (rpc::Options::secret)";
   } else {
     std::ranges::copy(*body, nonces.of_connector.begin());
     try {
       nonces.of_listener = make_nonce();
       const Proof proof =
-          prove(core.secret(), Side::Listener, nonces.of_connector, nonces.of_listener);
+          prove(core.options().secret, Side::Listener, nonces.of_connector, nonces.of_listener);
       answer.assign(nonces.of_listener.begin(), nonces.of_listener.end());
       answer.insert(answer.end(), proof.begin(), proof.end());
       nonces_ = nonces;
@@ -166,23 +168,23 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
     } else if (hello = decoded<HelloRecord>(message.body); hello.version != kWireVersion) {
       wrong = "it speaks version " + std::to_string(hello.version) + " and this worker version " +
               std::to_string(kWireVersion);
-    } else if (hello.token != core->token()) {
+    } else if (hello.token != core->identity().token) {
       wrong = "it belongs to another job";
-    } else if (!(hello.to == core->self()) || hello.to_life != core->generation()) {
+    } else if (!(hello.to == core->self()) || hello.to_life != core->identity().generation) {
       wrong = "it wants " + describe(hello.to) + ", which is not here";
     } else if (hello.from.rank == kAsksForSign) {
       return answer_knock(message.head.call);
     } else if (hello.from.rank < 0 || hello.from.rank > kHighestRank) {
       wrong = "it names no valid rank";
-    } else if (!core->meets(hello.from, hello.from_life)) {
+    } else if (!core->members().meets(hello.from, hello.from_life)) {
       wrong = describe(hello.from) + " has left, and another worker has its rank";
     }
   } catch (const Error& error) {
     wrong = error.text();
   }
   if (!wrong.empty()) return refuse(*core, wrong);
-  counts_ = core->callers().of(hello.from.rank);
-  core->heard_from(hello.from.rank);
+  counts_ = core->incoming_calls().callers().of(hello.from.rank);
+  core->liveness().heard_from(hello.from.rank);
   std::lock_guard lock(mutex_);
   worker_ = hello.from;
   greeting_.reset();
@@ -193,7 +195,7 @@ Slot Inbound::slot_for(const AgentCore& core, const Head& head) const {
   const bool is_own = head.message <= static_cast<std::uint8_t>(MessageKind::Shutdown) &&
                       !is_users(static_cast<MessageKind>(head.message));
   return Slot::take({counts_, is_own ? &counts_->own : &counts_->calls},
-                    is_own ? kMostOwnInFlight : core.calls_in_flight());
+                    is_own ? kMostOwnInFlight : core.options().calls_in_flight);
 }
 
 void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
@@ -204,8 +206,8 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   if (!slot) {
     return fail(
         head.call, answer_to(head), Failure::Unread,
-        Error(Blame::Busy, "it has " + std::to_string(core->calls_in_flight()) + " calls of " +
-                               describe(worker()) +
+        Error(Blame::Busy, "it has " + std::to_string(core->options().calls_in_flight) +
+                               " calls of " + describe(worker()) +
                                " to answer; wait for some before issuing more, or raise its "
                                "rpc::Options::calls_in_flight"));
   }
@@ -216,11 +218,12 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   state->expires = head.message == static_cast<std::uint8_t>(MessageKind::Call) ||
                    head.message == static_cast<std::uint8_t>(MessageKind::Create);
   if (head.context != 0)
-    state->context = core->contexts().arrived(head.context, state->caller.rank);
+    state->context = core->extensions().contexts().arrived(head.context, state->caller.rank);
   state->no_grad = (head.flags & kNoGrad) != 0;
   try {
-    state->streams =
-        message.streams.empty() ? tensor::CudaDevices::pool_streams(core->gpus()) : message.streams;
+    state->streams = message.streams.empty()
+                         ? tensor::CudaDevices::pool_streams(core->devices().gpus())
+                         : message.streams;
   } catch (const std::exception& error) {
     return fail(
         head.call, answer_to(head), Failure::Unread,
@@ -238,7 +241,7 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
                              .sequence = head.call,
                              .peer = state->caller.rank,
                              .bytes = bytes_of(message)};
-    state->traced = trace::Operation::begin(core->member(), trace::Kind::Served, shown);
+    state->traced = trace::Operation::begin(core->identity().member, trace::Kind::Served, shown);
     std::unique_lock lock(mutex_);
     if (!calls_.try_emplace(head.call, state).second) {
       lock.unlock();
@@ -259,8 +262,8 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
       reader.read(message.body,
                   [&](const msgpack::object& object) { function->serve(served, object); });
     };
-    core->references().with_references_from(state->caller.rank, std::ref(read));
-    if ((head.flags & kOnLoop) == 0) core->watch_for_thread(state, head.call);
+    core->extensions().references().with_references_from(state->caller.rank, std::ref(read));
+    if ((head.flags & kOnLoop) == 0) core->incoming_calls().watch_for_thread(state, head.call);
   } catch (...) {
     const Error error = to_error(std::current_exception(), Blame::Caller);
     fail(head.call, answer_to(head), Failure::Unread,
@@ -291,7 +294,8 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
   const auto context = state.no_grad ? nullptr : state.context;
   if (!core || core->closed()) return;  // the end of the connection answers all its calls
   const int caller = worker().rank;
-  const auto references = core->references().references_to(Recipient(caller, generation()));
+  const auto references =
+      core->extensions().references().references_to(Recipient(caller, generation()));
   const auto undo = [core, context, references, message = MessageId{caller, call, /*reply=*/true}] {
     references->undo();
     if (context) context->forget(message);
@@ -303,27 +307,27 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
     if (records) {
       writer.tensors().record_gradients();
     } else if (!state.no_grad) {
-      writer.tensors().tell_computed(core->contexts().is_computed());
+      writer.tensors().tell_computed(core->extensions().contexts().is_computed());
     }
     if (config().debug == DebugLevel::Detail) writer.tensors().watch();
     auto message = writer.write(pack);
-    Outgoing outgoing =
-        message.parts.empty()
-            ? Outgoing(std::move(message))
-            : core->address(std::move(message), *map_of_results(*core), worker(), Way::Reply);
+    Outgoing outgoing = message.parts.empty()
+                            ? Outgoing(std::move(message))
+                            : core->devices().address(std::move(message), *map_of_results(*core),
+                                                      worker(), Way::Reply);
     // Before the reply is sent, because its gradient may be fast.
     if (records)
       context->sent({caller, call, /*reply=*/true}, caller, writer.tensors().take_recorded());
     forget(call, bytes_of(outgoing.message));
-    core->count_served();
+    core->incoming_calls().count_served();
     Head head;
     head.kind = FrameKind::Reply;
     head.call = call;
     head.context = records ? context->id() : 0;
     auto shared = std::make_shared<Outgoing>(std::move(outgoing));
     keep_given(call, references);
-    const bool sent =
-        core->send_frame(kind, [self = shared_from_this(), head, shared, undo, &function] {
+    const bool sent = core->connections().faults().pass(
+        kind, [self = shared_from_this(), head, shared, undo, &function] {
           const auto watched = std::move(shared->message.watched);
           const Op op = send_message(*self->connection_, head, std::move(*shared));
           if (!op.ended() || op.error()) self->watch(op, head.call, undo);
@@ -395,7 +399,7 @@ void Inbound::fail(std::uint64_t call, MessageKind kind, Failure what,
   forget(call, 0, &error);
   const auto core = core_.lock();
   if (!core) return;
-  core->count_served();
+  core->incoming_calls().count_served();
   send_failure(*core, call, kind, what, error);
 }
 
@@ -408,13 +412,13 @@ void Inbound::send_failure(AgentCore& core, std::uint64_t call, MessageKind kind
   head.call = call;
   const auto record = std::make_shared<const FailureRecord>(FailureRecord{
       static_cast<int>(what), static_cast<int>(error.blame()), error.text(), error.ranks()});
-  const bool sent = core.send_frame(
+  const bool sent = core.connections().faults().pass(
       kind, [self = shared_from_this(), head, record] { self->send_failure_of(head, record); });
   if (sent) return;
-  core.after(kFailureAgain, Task([self = shared_from_this(), call, kind, what, error] {
-               if (const auto again = self->core_.lock())
-                 self->send_failure(*again, call, kind, what, error);
-             }));
+  core.pauses().after(kFailureAgain, Task([self = shared_from_this(), call, kind, what, error] {
+                        if (const auto again = self->core_.lock())
+                          self->send_failure(*again, call, kind, what, error);
+                      }));
 }
 
 // Without this answer the caller would wait for ever, so it is sent again while the connection is
@@ -426,15 +430,15 @@ void Inbound::send_failure_of(const Head& head,
   const auto core = core_.lock();
   if (core && op.error()->blame() == Blame::Busy) {
     // One call in flight has one answer. If there are more, the peer sends and does not read.
-    if (unsent_.fetch_add(1) >= std::int64_t{core->calls_in_flight()} + kMostOwnInFlight) {
+    if (unsent_.fetch_add(1) >= std::int64_t{core->options().calls_in_flight} + kMostOwnInFlight) {
       return connection_->close(
           Error(Blame::PeerLost, describe(worker()) + " sends calls and does not read the answers")
               .with_ranks({worker().rank}));
     }
-    core->after(kFailureAgain, Task([self = shared_from_this(), head, record] {
-                  --self->unsent_;
-                  self->send_failure_of(head, record);
-                }));
+    core->pauses().after(kFailureAgain, Task([self = shared_from_this(), head, record] {
+                           --self->unsent_;
+                           self->send_failure_of(head, record);
+                         }));
   } else {
     connection_->close(op.error()->within("not even the failure of a call could be sent"));
   }
@@ -457,17 +461,17 @@ std::shared_ptr<const DeviceMap> Inbound::map_of_results(AgentCore& core) {
 void Inbound::watch(const Op& op, std::uint64_t call, const std::function<void()>& undo) {
   // Then it has surely not been sent. Otherwise the caller is asked which references have arrived.
   const bool at_once = op.ended();
-  if (const auto core = core_.lock()) core->count_replies(+1);
+  if (const auto core = core_.lock()) core->incoming_calls().count_replies(+1);
   op.on_ended([weak = weak_from_this(), weak_core = core_, op, call, undo, at_once] {
     const auto core = weak_core.lock();
-    if (core) core->count_replies(-1);
+    if (core) core->incoming_calls().count_replies(-1);
     const auto error = op.error();
     if (!error || (!at_once && !is_of_message(*error))) return;
     undo();
     const auto self = weak.lock();
     if (self && is_of_message(*error)) return self->reply_refused(call, MessageKind::Reply, *error);
     // The connection may have ended before the worker held anything here.
-    if (self && core) core->look_after(self->worker().rank);
+    if (self && core) core->liveness().look_after(self->worker().rank);
   });
 }
 
@@ -499,7 +503,7 @@ void Inbound::ended(const Error& why) {
     }
     calls_.clear();
   }
-  if (const auto core = core_.lock()) core->inbound_ended(*this, why);
+  if (const auto core = core_.lock()) core->connections().ended(*this, why);
 }
 
 // Answers a process that wants this worker's name or rank and asks whether this worker lives. It is

@@ -13,13 +13,17 @@
 #include <optional>
 #include <unordered_map>
 
-#include <weft/engine/call/core.h>
+#include <weft/engine/call/device_maps.h>
+#include <weft/engine/call/extension.h>
 #include <weft/engine/call/in_flight.h>
+#include <weft/engine/call/incoming_call.h>
 #include <weft/engine/call/message.h>
 #include <weft/engine/call/secret.h>
 #include <weft/engine/call/wire_records.h>
 
 namespace weft::rpc {
+
+class AgentCore;
 
 class Inbound : public std::enable_shared_from_this<Inbound> {
  public:

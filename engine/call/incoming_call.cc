@@ -68,20 +68,20 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
     execution_context->call().begun_at.store(coarse_now().time_since_epoch().count(),
                                              std::memory_order_relaxed);
     execution_context->call().has_begun.store(true, std::memory_order_release);
-    agent.function_started();
+    agent.incoming_calls().function_started();
     {
       const weft::detail::ExecutionContextScope scope(execution_context);
       // Grad mode is on at first, and a function that changes it changes it for no later call.
       const c10::AutoGradMode recording(true);
       const c10::MultiStreamGuard streams(execution_context->call().streams);
-      const tensor::ContextGuard context(agent.devices(), execution_context->call().streams);
+      const tensor::ContextGuard context(agent.devices().cuda(), execution_context->call().streams);
       const trace::Range range(traced::run, {.rank = agent.self().rank});
       const trace::ServeScope counted;
       execution_context->call().traced.runs_here();
       task();
       task = Task();
     }
-    agent.function_ended();
+    agent.incoming_calls().function_ended();
   });
   if (!on_loop) return core->thread_pool()->run_call(std::move(run), std::move(refuse));
   if (core->loop()->inside()) return run();

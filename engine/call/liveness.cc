@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Liveness probes: a worker is asked whether it still lives when a connection to it has ended or it
-// does not answer, if anything here depends on it. A worker that does not answer a probe is lost,
-// and everything that it holds ends.
 #include <algorithm>
 
 #include <weft/base/make_error.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
-#include <weft/engine/call/inbound.h>
+#include <weft/engine/call/liveness.h>
+#include <weft/engine/call/peer.h>
 
 namespace weft::rpc {
 
@@ -19,161 +17,202 @@ constexpr int kAsks = 3;  // attempts before a worker whose connection has ended
 // Attempts if the asking itself fails here, which says little about the worker.
 constexpr int kAsksHere = 20;
 constexpr auto kAskAgain = std::chrono::milliseconds(300);
+constexpr int kKnocks = 3;  // the fault that broke one connection may break the next
 
 }  // namespace
 
-// Requires mutex_.
-bool AgentCore::depends_on(int rank) const {
-  const bool is_watched =
-      present_.find(rank) || (news_.tells_of_losses() && !shutdown_began_ && !lost_.contains(rank));
-  const bool decides = shutdown_began_ && parts_.self.rank == 0 && !lost_.contains(rank);
-  return is_watched || decides || dependent_.contains(rank) || references_->concerns(rank) ||
-         contexts_->concerns(rank);
+bool Liveness::depends_on(int rank) const {
+  bool is_known_lost = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (depends_.contains(rank)) return true;
+    is_known_lost = lost_.contains(rank);
+  }
+  if (core_.members().is_watched(rank)) return true;
+  const bool ends = core_.shutdown().has_begun();
+  const bool is_watched = core_.members().tells_of_losses() && !ends && !is_known_lost;
+  const bool decides = ends && core_.self().rank == 0 && !is_known_lost;
+  return is_watched || decides || core_.extensions().concern(rank);
 }
 
 // A connection may end while its worker lives, so the worker is asked before its references are
 // given up or a shutdown fails. It is asked one question at a time: if a connection carried nothing
 // but the question, its end is no news.
-void AgentCore::look_after(int rank, Asked why) {
-  if (closed_ || rank < 0 || rank == parts_.self.rank) return;
+void Liveness::look_after(int rank, Asked why) {
+  if (core_.closed() || rank < 0 || rank == core_.self().rank || !depends_on(rank)) return;
   {
     std::lock_guard lock(mutex_);
-    if (!depends_on(rank)) return;
     const auto [inquiry, is_new] = inquiries_.try_emplace(rank, Inquiry{why});
     if (why == Asked::ConnectionEnded) inquiry->second.why = why;
     if (!is_new) return;
   }
-  off_loop(rank, Task([self = shared_from_this(), rank] { self->ask_whether_alive(rank); }));
+  core_.connections().off_loop(
+      rank, Task([core = core_.shared_from_this(), rank] { core->liveness().ask(rank); }));
 }
 
-void AgentCore::ask_again(int rank) {
+// The inquiry is taken out before depends_on() looks. So look_after(), on a thread on which this
+// worker begins to depend on that one meanwhile, either is seen by depends_on() or asks itself.
+void Liveness::ask_again(int rank) {
+  Inquiry begun;
   {
     std::lock_guard lock(mutex_);
-    if (!depends_on(rank)) {
-      inquiries_.erase(rank);
+    const auto found = inquiries_.find(rank);
+    if (found != inquiries_.end()) begun = found->second;
+    inquiries_.erase(rank);
+  }
+  if (!depends_on(rank)) return;
+  {
+    std::lock_guard lock(mutex_);
+    const auto [inquiry, is_new] = inquiries_.try_emplace(rank, begun);
+    if (!is_new) {  // look_after() asks
+      if (begun.why == Asked::ConnectionEnded) inquiry->second.why = begun.why;
+      inquiry->second.failed = std::max(inquiry->second.failed, begun.failed);
       return;
     }
   }
-  off_loop(rank, Task([self = shared_from_this(), rank] { self->ask_whether_alive(rank); }));
+  core_.connections().off_loop(
+      rank, Task([core = core_.shared_from_this(), rank] { core->liveness().ask(rank); }));
 }
 
-void AgentCore::ask_whether_alive(int rank) {
-  const auto present = present_.find(rank);
-  const Recipient asked(rank, present ? present->generation : kAnyLife);
+void Liveness::ask(int rank) {
+  const auto present = core_.members().find(rank);
+  const Recipient to(rank, present ? present->generation : kAnyLife);
   try {
-    const CallOptions options{asked, std::chrono::seconds(10), MessageKind::Shutdown,
+    const CallOptions options{to, std::chrono::seconds(10), MessageKind::Shutdown,
                               /*on_loop=*/true};
-    call<detail::FunctionBody<&internal::alive>>(shared_from_this(), options, {})
-        .on_done_light([self = shared_from_this(), asked](const Future<void>& answered) {
-          self->asked_whether_alive(asked, answered.error(), /*was_sent=*/true);
+    call<detail::FunctionBody<&internal::alive>>(core_.shared_from_this(), options, {})
+        .on_done_light([core = core_.shared_from_this(), to](const Future<void>& answered) {
+          core->liveness().asked(to, answered.error(), /*was_sent=*/true);
         });
   } catch (...) {
-    asked_whether_alive(asked, std::current_exception(), /*was_sent=*/false);
+    asked(to, std::current_exception(), /*was_sent=*/false);
   }
 }
 
 // A failure on this side (the store, a lack of descriptors) is no sign that the other worker is
 // gone. NotThere is one: nobody has the rank any more.
-void AgentCore::asked_whether_alive(const Recipient& asked, const std::exception_ptr& error,
-                                    bool was_sent) {
-  if (closed_) return;
+void Liveness::asked(const Recipient& asked, const std::exception_ptr& error, bool was_sent) {
+  if (core_.closed()) return;
+  Answer answer;
+  if (error) {
+    answer.why_not = to_error(error, Blame::PeerLost);
+    answer.is_slow = was_sent && answer.why_not->blame() == Blame::Timeout;
+    answer.failed_here = !was_sent || answer.why_not->blame() == Blame::Busy;
+    answer.is_gone = is_not_there(error);
+  }
+  switch (judge(asked.rank, answer)) {
+    case Verdict::Alive: return;
+    case Verdict::AskAgain:
+      core_.pauses().after(kAskAgain, Task([weak = core_.weak_from_this(), rank = asked.rank] {
+                             if (const auto core = weak.lock()) core->liveness().ask_again(rank);
+                           }));
+      return;
+    case Verdict::Lost: return lost(asked, answer, /*is_news=*/false);
+    case Verdict::NewlyLost: return lost(asked, answer, /*is_news=*/true);
+  }
+}
+
+Liveness::Verdict Liveness::judge(int rank, const Answer& answer) {
+  std::lock_guard lock(mutex_);
+  if (!answer.why_not) {
+    lost_.erase(rank);
+    inquiries_.erase(rank);
+    return Verdict::Alive;
+  }
+  Inquiry& inquiry = inquiries_[rank];
+  // The fault that broke one connection may have broken this one.
+  if (!answer.is_slow && !answer.is_gone &&
+      ++inquiry.failed < (answer.failed_here ? kAsksHere : kAsks)) {
+    return Verdict::AskAgain;
+  }
+  const bool is_lost = !answer.is_slow || inquiry.why == Asked::ConnectionEnded;
+  inquiries_.erase(rank);
+  if (!is_lost) return Verdict::Alive;
+  if (answer.is_slow) return Verdict::Lost;
+  return lost_.insert(rank).second && !core_.shutdown().has_begun() ? Verdict::NewlyLost
+                                                                    : Verdict::Lost;
+}
+
+void Liveness::lost(const Recipient& asked, const Answer& answer, bool is_news) {
   const int rank = asked.rank;
-  const std::optional<Error> why_not =
-      error ? std::optional(to_error(error, Blame::PeerLost)) : std::nullopt;
-  const bool is_slow = why_not && was_sent && why_not->blame() == Blame::Timeout;
-  const bool failed_here = why_not && (!was_sent || why_not->blame() == Blame::Busy);
-  const bool is_gone = error && is_not_there(error);
-  bool is_lost = false;
-  bool again = false;
-  bool is_news = false;
-  {
-    std::lock_guard lock(mutex_);
-    Inquiry& inquiry = inquiries_[rank];
-    // The fault that broke one connection may have broken this one.
-    again = why_not && !is_slow && !is_gone && ++inquiry.failed < (failed_here ? kAsksHere : kAsks);
-    is_lost = why_not && !again && (!is_slow || inquiry.why == Asked::ConnectionEnded);
-    if (is_lost && !is_slow) is_news = lost_.insert(rank).second && !shutdown_began_;
-    if (!why_not) lost_.erase(rank);
-    if (!again) inquiries_.erase(rank);
-  }
-  if (again) {
-    after(kAskAgain, Task([weak = weak_from_this(), rank] {
-            if (const auto alive = weak.lock()) alive->ask_again(rank);
-          }));
-  }
-  if (!is_lost) return;
   const bool has_life = asked.generation != kAnyLife;
-  const auto successor =
-      has_life ? std::optional(static_cast<std::uint16_t>(asked.generation + 1)) : std::nullopt;
-  references_->worker_lost(rank, successor);
-  contexts_->worker_lost(rank, successor);
-  thread_pool_->recall();  // wakes threads that wait in shutdown() for this worker
-  if (parts_.world_size) {
-    const Error lost(
-        Blame::PeerLost,
-        name_of(rank) + " is lost: it does not answer a liveness probe: " + why_not->text());
-    const auto known = directory_.known(rank);  // a stranger may give a rank that nobody has
-    if (is_news && known && news_.add_lost(*known, lost)) tell_news();
-  } else if (const auto present = present_.find(rank);
-             present && has_life && present->generation == asked.generation && !failed_here) {
+  core_.extensions().worker_lost(
+      rank,
+      has_life ? std::optional(static_cast<std::uint16_t>(asked.generation + 1)) : std::nullopt);
+  core_.thread_pool()->recall();  // wakes threads that wait in shutdown() for this worker
+  if (core_.identity().world_size) {
+    const Error why(Blame::PeerLost,
+                    core_.connections().name_of(rank) +
+                        " is lost: it does not answer a liveness probe: " + answer.why_not->text());
+    const auto known = core_.directory().known(rank);  // a stranger may give a rank nobody has
+    if (is_news && known) core_.members().tell_lost(*known, why);
+  } else if (const auto present = core_.members().find(rank);
+             present && has_life && present->generation == asked.generation &&
+             !answer.failed_here) {
     // If the worker is known to be gone, the others know as well: it has left, or another worker
     // declared it lost first.
-    if (is_gone) return;
-    thread_pool_->run_beside(Task([self = shared_from_this(), worker = *present, why = *why_not] {
-      self->declare_lost(worker, why);
-    }));
+    if (answer.is_gone) return;
+    core_.thread_pool()->run_beside(
+        Task([core = core_.shared_from_this(), worker = *present, why = *answer.why_not] {
+          core->members().declare_lost(worker, why);
+        }));
   }
 }
 
-void AgentCore::depend_on(int rank, int change) {
+void Liveness::depend_on(int rank, int change) {
   std::lock_guard lock(mutex_);
-  if ((dependent_[rank] += change) == 0) dependent_.erase(rank);
+  if ((depends_[rank] += change) == 0) depends_.erase(rank);
 }
 
-void AgentCore::heard_from(int rank) {
+void Liveness::heard_from(int rank) {
   std::lock_guard lock(mutex_);
   lost_.erase(rank);
 }
 
-bool AgentCore::meets(const WorkerInfo& worker, Generation generation) {
-  {
-    std::lock_guard lock(mutex_);
-    const auto met = generations_.try_emplace(worker.rank, 0).first;
-    if (generation <= met->second) return generation == met->second;
-    met->second = generation;
-  }
-  end_predecessors(worker.rank, generation,
-                   Error(Blame::PeerLost, "it has left, and " + describe(worker) + " has come"));
-  return true;
-}
-
-void AgentCore::end_predecessors(int rank, Generation generation, const Error& why) {
-  std::vector<std::shared_ptr<Inbound>> of_predecessor;
-  {
-    std::lock_guard lock(mutex_);
-    Generation& met = generations_[rank];
-    met = std::max(met, generation);
-    if (met == generation) lost_.erase(rank);
-    for (const auto& [key, inbound] : inbound_) {
-      if (inbound->worker().rank == rank && inbound->generation() < generation)
-        of_predecessor.push_back(inbound);
-    }
-  }
-  for (const auto& inbound : of_predecessor) inbound->close(why);
-  references_->worker_lost(rank, static_cast<std::uint16_t>(generation));
-  contexts_->worker_lost(rank, static_cast<std::uint16_t>(generation));
-}
-
-bool AgentCore::has_successor(const WorkerGeneration& worker) const {
-  if (parts_.world_size) return false;
-  std::lock_guard lock(mutex_);
-  const auto met = generations_.find(worker.rank);
-  return met != generations_.end() && worker.is_before(static_cast<std::uint16_t>(met->second));
-}
-
-bool AgentCore::is_lost(int rank) const {
+bool Liveness::is_lost(int rank) const {
   std::lock_guard lock(mutex_);
   return lost_.contains(rank);
+}
+
+std::optional<int> Liveness::first_lost() const {
+  std::lock_guard lock(mutex_);
+  return lost_.empty() ? std::nullopt : std::optional(*lost_.begin());
+}
+
+std::optional<Error> Liveness::knock(const Directory::Entry& worker, Deadline deadline) {
+  std::optional<Error> lost;
+  OutgoingCalls& calls = core_.outgoing_calls();
+  for (int time = 0; time < kKnocks; ++time) {
+    const auto peer =
+        std::make_shared<Peer>(core_.weak_from_this(), core_.self(), worker, DeviceMaps(),
+                               std::make_shared<BytesInFlight>(0, nullptr), /*greets=*/false);
+    const Function& function = detail::Called<detail::FunctionBody<&internal::alive>>::entered;
+    Promise<void> promise(core_.thread_pool());
+    const auto answered = promise.future();
+    const auto connection = core_.connections().connect(*peer);
+    const std::uint64_t id = calls.next_id();
+    const auto limit = std::max(std::chrono::milliseconds(1), deadline.remaining());
+    const CallOptions options{
+        {worker.worker.rank, worker.generation}, limit, MessageKind::Shutdown};
+    calls.waiting().add(id, function, options, Deadline::in(limit),
+                        std::make_unique<PendingResult<void>>(std::move(promise)),
+                        {.connection_number = connection.number, .in_flight = peer->in_flight()});
+    peer->knock(connection, id);
+    if (peer->standing_connection().number != connection.number) {  // it ended before add()
+      calls.waiting().fail(id, Error(Blame::PeerLost, "its connection has ended"));
+    }
+    std::optional<Error> error;
+    try {
+      answered.get();
+    } catch (const Error& caught) {
+      error = caught;
+    }
+    peer->close(Error(Blame::Cancelled, "it was asked only for a liveness probe"));
+    if (!error) return std::nullopt;
+    if (!ends_connection(error->blame())) throw Error(*error);
+    lost = std::move(error);
+  }
+  return lost;
 }
 
 }  // namespace weft::rpc

@@ -3,9 +3,10 @@
 
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/engine/call/core.h>
 #include <weft/engine/call/message.h>
-#include <weft/engine/call/numbers.h>
 #include <weft/engine/call/peer.h>
+#include <weft/engine/call/replies.h>
 #include <weft/engine/call/wire_records.h>
 
 namespace weft::rpc {
@@ -19,17 +20,17 @@ constexpr std::chrono::milliseconds kConnectingWithoutLimit = std::chrono::minut
 
 }  // namespace
 
-Peer::Lane Peer::lane(const transport::Routes& routes) {
+Peer::Numbered Peer::connection(const transport::Routes& routes) {
   const auto core = core_.lock();
   std::lock_guard lock(mutex_);
   if (!core) throw Error(Blame::Cancelled, "the agent has left");
   if (closed_) throw Error(*closed_);
-  if (lane_.connection) return lane_;
-  check_secrets(core->self(), !core->secret().empty(), entry_.worker, entry_.has_secret);
-  Lane made;
-  if (!core->secret().empty()) made.gate = std::make_shared<Gate>();
+  if (present_.connection) return present_;
+  check_secrets(core->self(), !core->options().secret.empty(), entry_.worker, entry_.has_secret);
+  Numbered made;
+  if (!core->options().secret.empty()) made.gate = std::make_shared<Gate>();
   made.connection = connect(*core, routes);
-  made.number = core->next_lane();
+  made.number = core->connections().next_number();
   log::info(describe(core->self()) + " reaches " + describe(entry_.worker) + " by " +
             std::string(made.connection->transport()) + " (" + made.connection->peer() + ")");
   transport::Connection& connection = *made.connection;
@@ -51,20 +52,20 @@ Peer::Lane Peer::lane(const transport::Routes& routes) {
          if (const auto self = weak.lock()) self->ended(number, why);
          if (gate) gate->open();
        }});
-  lane_ = made;
+  present_ = made;
   return made;
 }
 
-Peer::Lane Peer::standing_lane() const {
+Peer::Numbered Peer::standing_connection() const {
   std::lock_guard lock(mutex_);
-  return lane_;
+  return present_;
 }
 
 // Makes a connection that carries device memory if a map says that there will be some.
 std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core,
                                                      const transport::Routes& routes) const {
   // Not limited by the call that connects: others will wait for the same connection.
-  const auto limit = core.timeout();
+  const auto limit = core.outgoing_calls().timeout();
   const Deadline deadline =
       Deadline::in(limit.count() == 0 ? kConnectingWithoutLimit : std::max(limit, kConnecting));
   const transport::ConnectOptions options{
@@ -78,16 +79,16 @@ std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core,
             " is built without CUDA (WEFT_CUDA=OFF) and takes no tensors of GPUs: leave it out of "
             "rpc::Options::device_maps");
   }
-  return core.devices().connection_over(routes.connect(entry_.device_offers, options, failed_),
-                                        core.loop());
+  return core.devices().cuda().connection_over(
+      routes.connect(entry_.device_offers, options, failed_), core.loop());
 }
 
 void Peer::greet(AgentCore& core, transport::Connection& connection) {
   Head head;
   head.kind = FrameKind::Hello;
   send_message(connection, head,
-               encoded(HelloRecord{kWireVersion, core.token(), core.self(), entry_.worker,
-                                   core.generation(), entry_.generation}));
+               encoded(HelloRecord{kWireVersion, core.identity().token, core.self(), entry_.worker,
+                                   core.identity().generation, entry_.generation}));
 }
 
 // The worker's answer to the challenge. If it is right, everything that waits at the gate is sent.
@@ -100,7 +101,7 @@ void Peer::answered(std::uint64_t number, transport::Connection& connection, Gat
   bool knows = body && body->size() == theirs.size() + sizeof(Proof);
   if (knows) {
     std::ranges::copy(body->first(theirs.size()), theirs.begin());
-    knows = is_same(prove(core->secret(), Side::Listener, gate.nonce, theirs),
+    knows = is_same(prove(core->options().secret, Side::Listener, gate.nonce, theirs),
                     body->subspan(theirs.size()));
   }
   connection.accept({}, nullptr, Fence());
@@ -113,7 +114,7 @@ void Peer::answered(std::uint64_t number, transport::Connection& connection, Gat
     ended(number, why);
     return gate.open();
   }
-  send_challenge(connection, prove(core->secret(), Side::Connector, gate.nonce, theirs));
+  send_challenge(connection, prove(core->options().secret, Side::Connector, gate.nonce, theirs));
   if (greets_) greet(*core, connection);
   gate.open();
 }
@@ -123,11 +124,11 @@ void Peer::arrived(std::uint64_t number, transport::Connection& connection,
   const auto core = core_.lock();
   if (!core) return;
   receive_message(
-      connection, arrival, {core->receive_pool(), core->gpus()}, &core->devices(),
+      connection, arrival, core->devices().receive_memory(), &core->devices().cuda(),
       [core, self = shared_from_this(), number](Message message, const Error* lacking) {
         const auto kind = message.head.kind;
         if (kind == FrameKind::Reply || kind == FrameKind::Failure)
-          core->reply_came(self->worker(), number, std::move(message), lacking);
+          reply_arrived(*core, self->worker(), number, std::move(message), lacking);
       },
       [&](const Error& why) {
         connection.close(why);
@@ -136,10 +137,10 @@ void Peer::arrived(std::uint64_t number, transport::Connection& connection,
 }
 
 void Peer::ended(std::uint64_t number, const Error& why) {
-  Lane lost;  // destroyed outside the lock, with the tasks that wait at its gate
+  Numbered lost;  // destroyed outside the lock, with the tasks that wait at its gate
   {
     std::lock_guard lock(mutex_);
-    if (lane_.number == number) lost = std::exchange(lane_, {});
+    if (present_.number == number) lost = std::exchange(present_, {});
     const bool is_of_transport = ends_connection(why.blame()) || why.blame() == Blame::Timeout;
     if (lost.connection && heard_by_ != number && is_of_transport) {
       failed_.insert_or_assign(std::string(lost.connection->transport()), why.text());
@@ -147,31 +148,32 @@ void Peer::ended(std::uint64_t number, const Error& why) {
   }
   const auto core = core_.lock();
   if (!core) return;
-  greets_ ? core->lane_ended(*this, number, why) : core->knock_ended(worker(), number, why);
+  greets_ ? core->connections().ended(*this, number, why)
+          : core->outgoing_calls().knock_ended(worker(), number, why);
 }
 
 std::uint64_t Peer::close(const Error& why) noexcept {
-  Lane lane;
+  Numbered last;
   {
     std::lock_guard lock(mutex_);
     if (!closed_) closed_ = why;
-    lane = std::exchange(lane_, {});
+    last = std::exchange(present_, {});
   }
-  if (lane.connection) lane.connection->close(why);
-  if (lane.gate) lane.gate->open();
-  return lane.number;
+  if (last.connection) last.connection->close(why);
+  if (last.gate) last.gate->open();
+  return last.number;
 }
 
-void Peer::knock(const Lane& lane, std::uint64_t call) {
+void Peer::knock(const Numbered& to, std::uint64_t call) {
   const auto core = core_.lock();
   if (!core) return;
   Head head;
   head.kind = FrameKind::Hello;
   head.call = call;
   const HelloRecord hello{
-      kWireVersion,     core->token(), {core->self().name, kAsksForSign}, entry_.worker, 0,
+      kWireVersion,     core->identity().token, {core->self().name, kAsksForSign}, entry_.worker, 0,
       entry_.generation};
-  lane.pass([connection = lane.connection, head, hello] {
+  to.pass([connection = to.connection, head, hello] {
     send_message(*connection, head,
                  codec::Writer().write([&](codec::Packer& packer) { packer.pack(hello); }));
   });

@@ -15,11 +15,15 @@
 #include <mutex>
 #include <optional>
 
-#include <weft/engine/call/core.h>
+#include <weft/engine/call/device_maps.h>
+#include <weft/engine/call/directory.h>
 #include <weft/engine/call/in_flight.h>
 #include <weft/engine/call/secret.h>
+#include <weft/profiling/trace/depth.h>
 
 namespace weft::rpc {
+
+class AgentCore;
 
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
@@ -35,7 +39,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
         bytes_(std::move(bytes)) {}
 
   // One connection, with a number of its own.
-  struct Lane {
+  struct Numbered {
     std::shared_ptr<transport::Connection> connection;
     std::uint64_t number = 0;
     std::shared_ptr<Gate> gate;  // set if there is a secret
@@ -49,14 +53,16 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // Returns the connection, and makes it if there is none. One that was lost is made again, over
   // the next transport if nothing had come by it. Throws Unsupported if no transport reaches the
   // worker, Caller if only one of the two has a secret.
-  Lane lane(const transport::Routes& routes);
+  Numbered connection(const transport::Routes& routes);
   // Whether anything has come by the connection of that number.
-  bool has_heard_by(std::uint64_t lane) const { return heard_by_ == lane; }
+  bool has_heard_by(std::uint64_t connection_number) const {
+    return heard_by_ == connection_number;
+  }
   // Sends the worker a liveness probe, for a process that has not joined. The answer comes as the
   // reply to the call of that number.
-  void knock(const Lane& lane, std::uint64_t call);
+  void knock(const Numbered& to, std::uint64_t call);
   // The present connection; empty if there is none.
-  Lane standing_lane() const;
+  Numbered standing_connection() const;
   const WorkerInfo& worker() const { return entry_.worker; }
   Generation generation() const { return entry_.generation; }
   const Member& member() const { return entry_; }
@@ -92,7 +98,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // Number of the last connection by which anything has come.
   std::atomic<std::uint64_t> heard_by_{0};
   mutable std::mutex mutex_;
-  Lane lane_;
+  Numbered present_;
   // Transports whose connection ended before anything came by it.
   transport::Routes::Failed failed_;
   std::optional<Error> closed_;  // why no connection is made any more

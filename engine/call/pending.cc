@@ -31,9 +31,10 @@ WaitingCall PendingCalls::take(std::uint64_t id) {
   return take_where(id, [](const WaitingCall&) { return true; });
 }
 
-WaitingCall PendingCalls::take_of(std::uint64_t id, int rank, std::uint64_t lane) {
-  return take_where(id,
-                    [&](const WaitingCall& call) { return call.to == rank && call.lane == lane; });
+WaitingCall PendingCalls::take_of(std::uint64_t id, int rank, std::uint64_t connection_number) {
+  return take_where(id, [&](const WaitingCall& call) {
+    return call.to == rank && call.connection_number == connection_number;
+  });
 }
 
 template <class F>
@@ -51,9 +52,12 @@ std::vector<PendingCalls::Taken> PendingCalls::take_if(F wanted) {
   return taken;
 }
 
-std::vector<PendingCalls::Taken> PendingCalls::take_all_to(int rank, std::uint64_t lane) {
-  return take_if(
-      [&](const WaitingCall& call) { return call.to == rank && (lane == 0 || call.lane == lane); });
+std::vector<PendingCalls::Taken> PendingCalls::take_all_to(int rank,
+                                                           std::uint64_t connection_number) {
+  return take_if([&](const WaitingCall& call) {
+    return call.to == rank &&
+           (connection_number == 0 || call.connection_number == connection_number);
+  });
 }
 
 std::vector<PendingCalls::Taken> PendingCalls::take_all() {

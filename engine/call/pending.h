@@ -71,8 +71,8 @@ struct WaitingCall {
   Deadline deadline = Deadline::never();
   std::chrono::milliseconds limit{0};  // as given, for the error's text
   const Function* function = nullptr;
-  int to = -1;             // the callee's rank
-  std::uint64_t lane = 0;  // number of the connection that it went by
+  int to = -1;                          // the callee's rank
+  std::uint64_t connection_number = 0;  // number of the connection that it went by
   MessageKind kind = MessageKind::Call;
   std::shared_ptr<CallContext> context;  // in which it was made
   // The references in the call. They end if the callee has not read them.
@@ -107,15 +107,15 @@ class PendingCalls {
   // gone.
   WaitingCall take(std::uint64_t id);
   // The same, if the call went to that worker by that connection.
-  WaitingCall take_of(std::uint64_t id, int rank, std::uint64_t lane);
+  WaitingCall take_of(std::uint64_t id, int rank, std::uint64_t connection_number);
   // Notes the reason why a call to that worker still waits.
   void note(std::uint64_t id, int rank, std::string why);
   struct Taken {
     std::uint64_t id = 0;
     WaitingCall call;
   };
-  // All calls to a worker; only those over one of its connections if `lane` is not 0.
-  std::vector<Taken> take_all_to(int rank, std::uint64_t lane);
+  // All calls to a worker; only those over one of its connections if `connection_number` is not 0.
+  std::vector<Taken> take_all_to(int rank, std::uint64_t connection_number);
   std::vector<Taken> take_all();
   // The calls whose time is over. `next` becomes the earliest deadline of the others.
   std::vector<Taken> take_expired(Deadline::Clock::time_point now, Deadline& next);

@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graceful shutdown. The lowest rank decides: the others call it and wait for its reply. Once all
-// have called, it asks every worker for its activity, again and again, until two successive rounds
-// find all idle and no call issued in between. A call on its way counts as waiting at its caller,
-// so then there is none.
 #include <algorithm>
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include <weft/base/log.h>
-#include <weft/base/patience.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
+#include <weft/engine/call/shutdown.h>
 #include <weft/engine/future/thread_executor.h>
 #include <weft/engine/store/backoff.h>
 
@@ -19,19 +16,21 @@ namespace weft::rpc {
 
 namespace internal {
 
-Activity activity() { return current_call("activity()").core()->activity(); }
+Activity activity() { return current_call("activity()").core()->shutdown().activity(); }
 
 Future<Outcome> join_shutdown() {
   const CallExecutionContext& here = current_call("join_shutdown()");
-  return here.core()->join_shutdown(here.call().caller.rank, here.call().deadline);
+  return here.core()->shutdown().join(here.call().caller.rank, here.call().deadline);
 }
 
 // Asked by a higher rank that would report the wait for rank 0. Only the lowest rank that waits
 // reports it.
-bool awaits_verdict() { return current_call("awaits_verdict()").core()->awaits_verdict(); }
+bool awaits_verdict() {
+  return current_call("awaits_verdict()").core()->shutdown().awaits_verdict();
+}
 
 // Asked of a worker that has not called shutdown() yet.
-std::string doing() { return current_call("doing()").core()->doing(); }
+std::string doing() { return current_call("doing()").core()->incoming_calls().doing(); }
 
 }  // namespace internal
 
@@ -95,69 +94,72 @@ Error unanswered(const Error& error, const WorkerInfo& worker, const std::string
 
 }  // namespace
 
-Activity AgentCore::activity() const {
+Activity Shutdown::activity() const {
   // Counts waiting calls first: anything that a call causes runs before the call stops waiting.
   Activity now;
-  now.waiting = waiting_;
-  now.running = thread_pool_->active();
-  now.issued = issued_;
+  now.waiting = core_.outgoing_calls().waiting().count();
+  now.running = core_.thread_pool()->active();
+  now.issued = core_.outgoing_calls().waiting().issued();
   return now;
 }
 
-Future<Outcome> AgentCore::join_shutdown(int rank, Deadline limit) {
+Future<Outcome> Shutdown::join(int rank, Deadline limit) {
   Promise<Outcome> promise;
-  ShuttingDown joins{promise, limit};
+  Waiting joins{promise, limit};
   {
     std::lock_guard lock(mutex_);
-    const auto [known, is_new] = shutting_down_.try_emplace(rank, joins);
+    const auto [known, is_new] = waiting_.try_emplace(rank, joins);
     if (!is_new) std::swap(known->second, joins);  // its earlier question fails outside the lock
   }
-  thread_pool_->recall();  // wakes rank 0's thread, whose condition is called under the loop's lock
+  core_.thread_pool()
+      ->recall();  // wakes rank 0's thread, whose condition is called under the loop's lock
   if (!awaited_here_) {
-    awaited_here_.emplace(parts_.options.wait_reports);
+    awaited_here_.emplace(core_.options().wait_reports);
     report_awaited();
   }
   return promise.future();
 }
 
-void AgentCore::report_awaited() {
+void Shutdown::report_awaited() {
   std::vector<int> ranks;
   {
     std::lock_guard lock(mutex_);
-    if (shutdown_began_ || closed_ || shutting_down_.empty()) return awaited_here_.reset();
-    for (const auto& [rank, joins] : shutting_down_) ranks.push_back(rank);
+    if (began_ || core_.closed() || waiting_.empty()) return awaited_here_.reset();
+    for (const auto& [rank, joins] : waiting_) ranks.push_back(rank);
   }
   if (awaited_here_->is_over()) {
     log::warn("shutdown() has been waiting for " + describe_wait(awaited_here_->waited()) + " on " +
-              names_of(ranks) + " for " + describe(parts_.self) + ", which has not called it" +
-              but(doing()) + kAllCall);
+              names_of(ranks) + " for " + describe(core_.self()) + ", which has not called it" +
+              but(core_.incoming_calls().doing()) + kAllCall);
   }
   if (awaited_here_->next().is_never()) return;
-  reports_awaited_ = loop_->at(awaited_here_->next(), [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->report_awaited();
+  reports_awaited_ = core_.loop()->at(awaited_here_->next(), [weak = core_.weak_from_this()] {
+    if (const auto self = weak.lock()) self->shutdown().report_awaited();
   });
 }
 
-std::string AgentCore::names_of(const std::vector<int>& ranks) const {
+std::string Shutdown::names_of(const std::vector<int>& ranks) const {
   std::string names;
-  for (const int rank : ranks) names += (names.empty() ? "" : ", ") + name_of(rank);
+  for (const int rank : ranks)
+    names += (names.empty() ? "" : ", ") + core_.connections().name_of(rank);
   return names;
 }
 
-std::vector<int> AgentCore::missing_from_shutdown() const {
+std::vector<int> Shutdown::missing() const {
   std::lock_guard lock(mutex_);
   std::vector<int> missing;
-  for (int rank = 1; rank < *parts_.world_size; ++rank) {
-    if (!shutting_down_.contains(rank)) missing.push_back(rank);
+  for (int rank = 1; rank < *core_.identity().world_size; ++rank) {
+    if (!waiting_.contains(rank)) missing.push_back(rank);
   }
   return missing;
 }
 
-void AgentCore::shutdown(const Graceful& options) {
+void Shutdown::run(const Graceful& options) {
   const auto limit = usable_limit(options.timeout, "rpc::Graceful::timeout");
-  const std::string what = "the graceful shutdown of " + describe(parts_.self);
+  const std::string what = "the graceful shutdown of " + describe(core_.self());
   // A function that runs there would wait for its own end.
-  if (!closed_ && (weft::detail::thread_executor() == thread_pool_.get() || loop_->inside())) {
+  if (!core_.closed() &&
+      (weft::detail::thread_executor() == core_.thread_pool().get() || core_.loop()->inside())) {
     throw Error(
         Blame::Caller,
         what +
@@ -166,27 +168,28 @@ void AgentCore::shutdown(const Graceful& options) {
   }
   {
     std::unique_lock lock(mutex_);
-    if (shutdown_began_) {
+    if (began_) {
       lock.unlock();
-      return wait_for_shutdown(limit, what);
+      return wait_for_other_thread(limit, what);
     }
-    if (closed_) return;
-    shutdown_began_ = true;
+    if (core_.closed()) return;
+    began_ = true;
   }
   try {
     shut_down(limit, what);
   } catch (...) {
-    shutdown_ended_.set_error(std::current_exception());
+    ended_.set_error(std::current_exception());
     throw;
   }
-  shutdown_ended_.set();
+  ended_.set();
 }
 
 // Waits for the shutdown that another thread has begun; but not in a function, or a continuation,
 // for whose end that shutdown waits.
-void AgentCore::wait_for_shutdown(std::chrono::milliseconds limit, const std::string& what) const {
-  const auto ended = shutdown_ended_.future();
-  if (ended.done() || weft::detail::thread_executor() == thread_pool_.get()) return;
+void Shutdown::wait_for_other_thread(std::chrono::milliseconds limit,
+                                     const std::string& what) const {
+  const auto ended = ended_.future();
+  if (ended.done() || weft::detail::thread_executor() == core_.thread_pool().get()) return;
   try {
     ended.wait(limit.count() == 0 ? kNoTimeout : limit);
   } catch (const Error&) {
@@ -196,54 +199,60 @@ void AgentCore::wait_for_shutdown(std::chrono::milliseconds limit, const std::st
   }
 }
 
-void AgentCore::shut_down(std::chrono::milliseconds limit, const std::string& what) {
+void Shutdown::shut_down(std::chrono::milliseconds limit, const std::string& what) {
   const Deadline deadline = limit.count() == 0 ? Deadline::never() : Deadline::in(limit);
   try {
-    if (!parts_.world_size) {
+    if (!core_.identity().world_size) {
       wait_for_own_calls(deadline);
-    } else if (parts_.self.rank != 0) {
-      const int first = 0;
-      // This thread sleeps meanwhile. If it drove the loop, the calls that still arrive would have
-      // to be handed to other threads.
-      Promise<Outcome> ended(nullptr);
-      call<detail::FunctionBody<&internal::join_shutdown>>(
-          shared_from_this(), {first, limit, MessageKind::Shutdown, /*on_loop=*/true}, {})
-          .forward_to(ended);
-      Outcome verdict;
-      try {
-        verdict = await_verdict(ended.future());
-      } catch (const Error& error) {
-        throw unanswered(error, directory_.find(first).worker,
-                         "that all workers are idle: one has not called shutdown(), or calls and "
-                         "functions go on");
-      }
-      if (verdict.failed()) throw verdict.error();
+    } else if (core_.self().rank != 0) {
+      leave_with_others(limit);
     } else {
       wait_until_idle_everywhere(deadline);
     }
   } catch (const Error& error) {
     const Error why = error.within(what);
     tell_verdict(Outcome(why), Deadline::in(kVerdict));
-    leave();
+    core_.leave();
     throw why;
   }
   report_held();
-  leave();
+  core_.leave();
+}
+
+// Calls rank 0, and waits for its verdict.
+void Shutdown::leave_with_others(std::chrono::milliseconds limit) {
+  const int first = 0;
+  // This thread sleeps meanwhile. If it drove the loop, the calls that still arrive would have to
+  // be handed to other threads.
+  Promise<Outcome> ended(nullptr);
+  call<detail::FunctionBody<&internal::join_shutdown>>(
+      core_.shared_from_this(), {first, limit, MessageKind::Shutdown, /*on_loop=*/true}, {})
+      .forward_to(ended);
+  Outcome verdict;
+  try {
+    verdict = await_verdict(ended.future());
+  } catch (const Error& error) {
+    throw unanswered(error, core_.directory().find(first).worker,
+                     "that all workers are idle: one has not called shutdown(), or calls and "
+                     "functions go on");
+  }
+  if (verdict.failed()) throw verdict.error();
 }
 
 // Rank 0 itself reports which workers it waits for, unless it is stopped or cannot be reached.
-Outcome AgentCore::await_verdict(const Future<Outcome>& verdict) {
+Outcome Shutdown::await_verdict(const Future<Outcome>& verdict) {
   constexpr int kFirst = 0;
   awaits_verdict_ = true;
-  Patience patience(parts_.options.wait_reports);
+  Patience patience(core_.options().wait_reports);
   while (!ends_by(verdict, patience.next())) {
-    if (!patience.is_over() || answers<detail::FunctionBody<&internal::alive>>({kFirst}) || closed_)
+    if (!patience.is_over() || answers<detail::FunctionBody<&internal::alive>>({kFirst}) ||
+        core_.closed())
       continue;
     std::vector<int> lower;
-    for (int rank = 1; rank < parts_.self.rank; ++rank) lower.push_back(rank);
+    for (int rank = 1; rank < core_.self().rank; ++rank) lower.push_back(rank);
     if (answers<detail::FunctionBody<&internal::awaits_verdict>>(lower) || verdict.done()) continue;
-    log::warn(describe(parts_.self) + " has waited " + describe_wait(patience.waited()) +
-              " in shutdown(): " + name_of(kFirst) +
+    log::warn(describe(core_.self()) + " has waited " + describe_wait(patience.waited()) +
+              " in shutdown(): " + core_.connections().name_of(kFirst) +
               ", which decides when all workers are idle, does not answer; its process is stopped "
               "(SIGCONT "
               "lets it go on), or its host cannot be reached; leave() waits for nobody");
@@ -255,13 +264,13 @@ Outcome AgentCore::await_verdict(const Future<Outcome>& verdict) {
 // errors than Timeout are answers too, unless Body returns a bool: if the worker is gone, the calls
 // that wait for it fail by themselves.
 template <class Body>
-bool AgentCore::answers(const std::vector<int>& ranks) {
+bool Shutdown::answers(const std::vector<int>& ranks) {
   using Answer = typename Body::Result;
   std::vector<Future<Answer>> asked;
   const Deadline limit = Deadline::in(kSignOfLife);
   for (const int rank : ranks) {
     try {
-      asked.push_back(call<Body>(shared_from_this(),
+      asked.push_back(call<Body>(core_.shared_from_this(),
                                  {rank, kSignOfLife, MessageKind::Shutdown, /*on_loop=*/true}, {}));
     } catch (const Error&) {  // it cannot be reached at present
     }
@@ -280,11 +289,11 @@ bool AgentCore::answers(const std::vector<int>& ranks) {
 
 // Logs, once, the references that the program still holds when all has ended: after its agent, a
 // reference is of no use.
-void AgentCore::report_held() const {
+void Shutdown::report_held() const {
   constexpr std::size_t kMost = 20;
-  const auto held = references_->held();
+  const auto held = core_.extensions().references().held();
   if (held.empty()) return;
-  std::string text = describe(parts_.self) + " shuts down while its program still holds " +
+  std::string text = describe(core_.self()) + " shuts down while its program still holds " +
                      in_numbers(held.size(), "reference", "references") + " to " +
                      (held.size() == 1 ? "a value" : "values") + " of other workers; drop " +
                      (held.size() == 1 ? "it" : "them") + " before shutdown():";
@@ -293,7 +302,7 @@ void AgentCore::report_held() const {
   log::warn(text);
 }
 
-void AgentCore::wait_for_own_calls(Deadline deadline) {
+void Shutdown::wait_for_own_calls(Deadline deadline) {
   group::Backoff pause;
   for (;;) {
     const Activity now = activity();
@@ -306,11 +315,11 @@ void AgentCore::wait_for_own_calls(Deadline deadline) {
   }
 }
 
-Error AgentCore::why_gone(int rank) const {
-  const std::string worker = name_of(rank);
+Error Shutdown::why_gone(int rank) const {
+  const std::string worker = core_.connections().name_of(rank);
   std::lock_guard lock(mutex_);
-  const auto found = shutting_down_.find(rank);
-  if (found != shutting_down_.end() && found->second.limit.remaining() < kOnTheWay) {
+  const auto found = waiting_.find(rank);
+  if (found != waiting_.end() && found->second.limit.remaining() < kOnTheWay) {
     return Error(Blame::Timeout,
                  worker +
                      " has left: the limit of its shutdown() was over before all workers were idle")
@@ -320,10 +329,10 @@ Error AgentCore::why_gone(int rank) const {
       .with_ranks({rank});
 }
 
-std::string AgentCore::doing_of(int rank) {
+std::string Shutdown::doing_of(int rank) {
   try {
     const auto answer = call<detail::FunctionBody<&internal::doing>>(
-        shared_from_this(), {rank, kSignOfLife, MessageKind::Shutdown, /*on_loop=*/true}, {});
+        core_.shared_from_this(), {rank, kSignOfLife, MessageKind::Shutdown, /*on_loop=*/true}, {});
     std::string text = answer.get();
     constexpr std::size_t kMost = 400;
     text.resize(std::min(text.size(), kMost));
@@ -335,92 +344,39 @@ std::string AgentCore::doing_of(int rank) {
   }
 }
 
-void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
-  const std::size_t others = static_cast<std::size_t>(*parts_.world_size) - 1;
-  const auto all_have_come = [&] {
-    std::lock_guard lock(mutex_);
-    return closed_ || shutting_down_.size() == others || !lost_.empty();
-  };
-  for (int rank = 1; rank <= static_cast<int>(others); ++rank) {
-    look_after(rank, Asked::ByTheWay);  // a worker that is gone will not call shutdown()
-  }
-  Patience patience(parts_.options.wait_reports);
-  const auto tell = [&](const std::string& why) {
-    log::warn(describe(parts_.self) + " has waited " + describe_wait(patience.waited()) +
+// Says, each time a report is due, what rank 0 waits for.
+class Shutdown::Reports {
+ public:
+  explicit Reports(AgentCore& core) : core_(core), patience_(core.options().wait_reports) {}
+  Deadline next() { return patience_.next(); }
+  bool is_due() { return patience_.is_over(); }
+  void tell(const std::string& why) {
+    log::warn(describe(core_.self()) + " has waited " + describe_wait(patience_.waited()) +
               " in shutdown(): " + why);
-  };
-  const auto say = [&](const std::string& why) {
-    if (patience.is_over()) tell(why);
-  };
-  while (!thread_pool_->drive(all_have_come, Deadline::sooner(deadline, patience.next())) &&
-         !deadline.passed()) {
-    if (!patience.is_over()) continue;
-    const auto missing = missing_from_shutdown();
-    if (missing.empty()) continue;
-    tell("shutdown() has not been called by " + names_of(missing) +
-         but(doing_of(missing.front()), name_of(missing.front())) + kAllCall);
   }
-  if (closed_) throw Error(Blame::Cancelled, "leave() was called meanwhile");
-  std::optional<int> lost;
-  {
-    std::lock_guard lock(mutex_);
-    if (!lost_.empty()) lost = *lost_.begin();
+  void tell_if_due(const std::string& why) {
+    if (is_due()) tell(why);
   }
-  std::optional<Error> gone;
-  if (lost) gone = why_gone(*lost);
-  if (gone && gone->blame() == Blame::PeerLost) throw Error(*gone);
-  if (const auto missing = missing_from_shutdown(); !missing.empty()) {
-    throw Error(Blame::Timeout, "shutdown() has not been called in time by " + names_of(missing))
-        .with_ranks(missing);
-  }
-  if (gone) throw Error(*gone);
+
+ private:
+  AgentCore& core_;
+  Patience patience_;
+};
+
+void Shutdown::wait_until_idle_everywhere(Deadline deadline) {
+  Reports reports(core_);
+  wait_until_all_have_called(deadline, reports);
   std::vector<Activity> before;
   std::string busy;  // the busy workers of the last complete round
   group::Backoff pause;
   for (;;) {
-    std::vector<Activity> now{activity()};
-    std::vector<Future<Activity>> asked;
-    for (int rank = 1; rank <= static_cast<int>(others); ++rank) {
-      const auto limit = deadline.is_never()
-                             ? std::chrono::milliseconds(0)
-                             : std::max(deadline.remaining(), std::chrono::milliseconds(1));
-      asked.push_back(call<detail::FunctionBody<&internal::activity>>(
-          shared_from_this(), {rank, limit, MessageKind::Shutdown, /*on_loop=*/true}, {}));
-    }
-    for (std::size_t i = 0; i < asked.size(); ++i) {
-      while (!ends_by(asked[i], patience.next())) {
-        say(name_of(static_cast<int>(i) + 1) +
-            " does not answer; its process is stopped (SIGCONT lets it go on), or its host cannot "
-            "be reached; leave() "
-            "waits "
-            "for nobody");
-      }
-      try {
-        now.push_back(asked[i].get());
-      } catch (const Error& error) {
-        const int rank = static_cast<int>(i) + 1;
-        const Error silent =
-            error.blame() == Blame::PeerLost
-                ? why_gone(rank)
-                : unanswered(error, directory_.find(rank).worker, "what is active there");
-        if (busy.empty()) throw silent;
-        // Their work may be the reason.
-        throw silent.with_text(silent.text() + "; still busy: " + busy);
-      }
-    }
-    busy.clear();
-    for (std::size_t rank = 0; rank < now.size(); ++rank) {
-      if (now[rank].waiting == 0 && now[rank].running == 0) continue;
-      busy += (busy.empty() ? "" : ", ") +
-              describe(directory_.find(static_cast<int>(rank)).worker) + " (" +
-              in_numbers(now[rank].waiting, "call waits", "calls wait") + ", " +
-              in_numbers(now[rank].running, "function runs", "functions run") + ")";
-    }
+    auto now = ask_activity(deadline, busy, reports);
+    busy = busy_among(now);
     if (busy.empty() && now == before) break;
     if (deadline.passed()) throw Error(Blame::Timeout, "still busy: " + busy);
     if (!busy.empty()) {
-      say("still busy are " + busy +
-          "; a function there, or a call that it has made, does not end");
+      reports.tell_if_due("still busy are " + busy +
+                          "; a function there, or a call that it has made, does not end");
       pause.wait(deadline);
     }
     before = std::move(now);
@@ -428,17 +384,97 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   tell_verdict(Outcome(), Deadline::sooner(deadline, Deadline::in(kVerdict)));
 }
 
-void AgentCore::tell_verdict(const Outcome& verdict, Deadline deadline) {
-  std::map<int, ShuttingDown> waiting;
-  {
+void Shutdown::wait_until_all_have_called(Deadline deadline, Reports& reports) {
+  const std::size_t others = static_cast<std::size_t>(*core_.identity().world_size) - 1;
+  const auto all_have_called = [&] {
+    if (core_.closed() || core_.liveness().first_lost()) return true;
     std::lock_guard lock(mutex_);
-    waiting.swap(shutting_down_);
+    return waiting_.size() == others;
+  };
+  for (int rank = 1; rank <= static_cast<int>(others); ++rank) {
+    // A worker that is gone will not call shutdown().
+    core_.liveness().look_after(rank, Liveness::Asked::ByTheWay);
   }
+  while (!core_.thread_pool()->drive(all_have_called, Deadline::sooner(deadline, reports.next())) &&
+         !deadline.passed()) {
+    if (!reports.is_due()) continue;
+    const auto ranks = missing();
+    if (ranks.empty()) continue;
+    reports.tell("shutdown() has not been called by " + names_of(ranks) +
+                 but(doing_of(ranks.front()), core_.connections().name_of(ranks.front())) +
+                 kAllCall);
+  }
+  if (core_.closed()) throw Error(Blame::Cancelled, "leave() was called meanwhile");
+  std::optional<Error> gone;
+  if (const auto lost = core_.liveness().first_lost()) gone = why_gone(*lost);
+  if (gone && gone->blame() == Blame::PeerLost) throw Error(*gone);
+  if (const auto ranks = missing(); !ranks.empty()) {
+    throw Error(Blame::Timeout, "shutdown() has not been called in time by " + names_of(ranks))
+        .with_ranks(ranks);
+  }
+  if (gone) throw Error(*gone);
+}
+
+std::vector<Activity> Shutdown::ask_activity(Deadline deadline, const std::string& busy,
+                                             Reports& reports) {
+  std::vector<Activity> now{activity()};
+  std::vector<Future<Activity>> asked;
+  for (int rank = 1; rank < *core_.identity().world_size; ++rank) {
+    const auto limit = deadline.is_never()
+                           ? std::chrono::milliseconds(0)
+                           : std::max(deadline.remaining(), std::chrono::milliseconds(1));
+    asked.push_back(call<detail::FunctionBody<&internal::activity>>(
+        core_.shared_from_this(), {rank, limit, MessageKind::Shutdown, /*on_loop=*/true}, {}));
+  }
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    const int rank = static_cast<int>(i) + 1;
+    while (!ends_by(asked[i], reports.next())) {
+      reports.tell_if_due(
+          core_.connections().name_of(rank) +
+          " does not answer; its process is stopped (SIGCONT lets it go on), or its host cannot "
+          "be reached; leave() waits for nobody");
+    }
+    try {
+      now.push_back(asked[i].get());
+    } catch (const Error& error) {
+      const Error silent =
+          error.blame() == Blame::PeerLost
+              ? why_gone(rank)
+              : unanswered(error, core_.directory().find(rank).worker, "what is active there");
+      if (busy.empty()) throw silent;
+      // Their work may be the reason.
+      throw silent.with_text(silent.text() + "; still busy: " + busy);
+    }
+  }
+  return now;
+}
+
+std::string Shutdown::busy_among(const std::vector<Activity>& all) {
+  std::string busy;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const Activity& now = all[rank];
+    if (now.waiting == 0 && now.running == 0) continue;
+    busy += (busy.empty() ? "" : ", ") +
+            describe(core_.directory().find(static_cast<int>(rank)).worker) + " (" +
+            in_numbers(now.waiting, "call waits", "calls wait") + ", " +
+            in_numbers(now.running, "function runs", "functions run") + ")";
+  }
+  return busy;
+}
+
+std::map<int, Shutdown::Waiting> Shutdown::take_waiting() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(waiting_, {});
+}
+
+void Shutdown::tell_verdict(const Outcome& verdict, Deadline deadline) {
+  const auto waiting = take_waiting();
   if (waiting.empty()) return;
   for (const auto& [rank, one] : waiting) one.verdict.set(verdict);
   // Waits until the replies are sent: a worker that is told late, perhaps behind something large,
   // would find this one gone.
-  thread_pool_->drive([this] { return replies_ == 0 || closed_; }, deadline);
+  core_.thread_pool()->drive(
+      [this] { return core_.incoming_calls().replies() == 0 || core_.closed(); }, deadline);
 }
 
 }  // namespace weft::rpc

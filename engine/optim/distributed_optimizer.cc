@@ -94,7 +94,8 @@ Future<void> step_behind(Shared& optimizer, std::uint64_t id,
       const trace::Range range(traced::step, {.rank = core->self().rank});
       const trace::ServeScope counted;
       try {
-        const c10::MultiStreamGuard streams(tensor::CudaDevices::pool_streams(core->gpus()));
+        const c10::MultiStreamGuard streams(
+            tensor::CudaDevices::pool_streams(core->devices().gpus()));
         step_for_another(core, optimizer, *context).forward_to(stepped);
       } catch (...) {
         stepped.set_error(std::current_exception());
@@ -232,8 +233,8 @@ void follow(const at::Tensor& parameter, const at::Tensor& stepped, std::size_t 
 // results.
 void wait_here(const Fence& step, const char* what) {
   const auto core = rpc::current_call(what).core();
-  for (const c10::Stream& stream : tensor::CudaDevices::current_streams(core->gpus()))
-    core->devices().wait(step, stream);
+  for (const c10::Stream& stream : tensor::CudaDevices::current_streams(core->devices().gpus()))
+    core->devices().cuda().wait(step, stream);
 }
 
 constexpr const char* kStep = "the optimizer's step";
@@ -378,9 +379,9 @@ Fence LocalOptimizer::step(autograd::Context& context) {
   if (order_ == StepOrder::Locked) others = std::unique_lock(steps.mutex);
   std::lock_guard lock(mutex_);
   // Each call that steps runs on streams of its own.
-  const auto streams = tensor::CudaDevices::current_streams(core->gpus());
+  const auto streams = tensor::CudaDevices::current_streams(core->devices().gpus());
   Fence& last = order_ == StepOrder::Locked ? steps.last : last_;
-  for (const c10::Stream& stream : streams) core->devices().wait(last, stream);
+  for (const c10::Stream& stream : streams) core->devices().cuda().wait(last, stream);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     follow(parameters_[i], stepped_[i], i, parameters_.size());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -388,7 +389,7 @@ Fence LocalOptimizer::step(autograd::Context& context) {
   }
   const auto end = [&] {
     for (const at::Tensor& one : stepped_) one.mutable_grad() = at::Tensor();
-    last = last_ = core->devices().recorded(streams);
+    last = last_ = core->devices().cuda().recorded(streams);
   };
   autograd::contexts_of(*core).steps_in(context.id());
   try {

@@ -27,7 +27,7 @@ Agent::Agent(std::shared_ptr<AgentCore> core, bool leaves_when_dropped) : core_(
 AgentCore& Agent::core() const {
   if (!core_)
     throw Error(Blame::Caller, "this rpc::Agent was default-constructed; make one with rpc::init");
-  core_->require_own();
+  core_->lifetime().require_own();
   return *core_;
 }
 
@@ -46,25 +46,27 @@ CallOptions Agent::call_options(const Destination& to, bool on_loop) const {
 }
 
 WorkerInfo Agent::worker(const Destination& who) const {
-  return core().directory().find(core().recipient(who)).worker;
+  return core().directory().find(core().outgoing_calls().recipient(who)).worker;
 }
 std::vector<WorkerInfo> Agent::workers() const { return core().directory().workers(); }
 const WorkerInfo& Agent::self() const { return core().self(); }
-bool Agent::alive(const Destination& worker) const { return core().alive(worker); }
+bool Agent::alive(const Destination& worker) const { return core().members().alive(worker); }
 void Agent::on_worker_lost(std::function<void(const WorkerInfo&, const Error&)> callback) const {
-  core().on_worker_lost(std::move(callback));
+  core().members().on_lost(std::move(callback));
 }
 void Agent::on_worker_joined(std::function<void(const WorkerInfo&)> callback) const {
-  core().on_worker_joined(std::move(callback));
+  core().members().on_joined(std::move(callback));
 }
 std::string Agent::transport_to(const Destination& worker) const {
-  return core().transport_to(core().recipient(worker).rank);
+  return core().connections().transport_to(core().outgoing_calls().recipient(worker).rank);
 }
-void Agent::set_timeout(std::chrono::milliseconds limit) { core().set_timeout(limit); }
-std::chrono::milliseconds Agent::timeout() const { return core().timeout(); }
-void Agent::shutdown(const Graceful& options) { core().shutdown(options); }
+void Agent::set_timeout(std::chrono::milliseconds limit) {
+  core().outgoing_calls().set_timeout(limit);
+}
+std::chrono::milliseconds Agent::timeout() const { return core().outgoing_calls().timeout(); }
+void Agent::shutdown(const Graceful& options) { core().shutdown().run(options); }
 void Agent::leave() {
-  if (core_ && core_->is_inherited()) return core_->leave();
+  if (core_ && core_->lifetime().is_inherited()) return core_->leave();
   core().leave();
 }
 DebugInfo Agent::debug_info() const { return core().debug_info(); }

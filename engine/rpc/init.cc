@@ -191,12 +191,12 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   const auto kept = parts.kept;
   parts.make_references = [](AgentCore& core) { return std::make_unique<rref::References>(core); };
   parts.make_contexts = [](AgentCore& core) { return std::make_unique<autograd::Contexts>(core); };
-  auto core = AgentCore::make(std::move(parts), address, deadline);
+  auto core = AgentCore::make(parts, address, deadline);
   const instruments::InstrumentedRank participant{core->self().rank, open ? 0 : place.world_size,
                                                   timeline};
   if (place.number) place.number->keep();
   using Kept = std::pair<std::shared_ptr<const Presence>, std::shared_ptr<const void>>;
-  core->keep_until_left(
+  core->lifetime().keep_until_left(
       std::make_shared<Kept>(presence, instruments::start(participant, store, kept, deadline)));
   log::info("worker " + describe(core->self()) + " has joined");
   return Agent(std::move(core), /*leaves_when_dropped=*/true);

@@ -47,7 +47,7 @@ void give_back(std::vector<std::pair<Id, ForkId>> owned, std::vector<ForkId> chi
 }
 void take_back_reply(std::uint64_t call) {
   const auto& here_now = rpc::current_call("take_back_reply()");
-  here_now.core()->take_back_reply(here_now.call().caller.rank, call);
+  here_now.core()->incoming_calls().take_back_reply(here_now.call().caller.rank, call);
 }
 
 }  // namespace internal
@@ -179,7 +179,7 @@ std::shared_ptr<Handle> ForkReader::unpack(
   const auto core = core_.shared_from_this();
   References& references = references_of(core_);
   if (owner == core_.self().rank) {
-    if (generation != core_.generation()) throw rpc::has_left({owner, generation});
+    if (generation != core_.identity().generation) throw rpc::has_left({owner, generation});
     auto handle = std::make_shared<Handle>(core, id, rpc::Member{core_.self(), generation},
                                            own(references, id));
     control<&internal::child_accepted>(core, from_, rpc::MessageKind::ChildAccept, {fork},

@@ -8,7 +8,7 @@ namespace weft::rpc::detail {
 
 std::shared_ptr<rref::Handle> owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
                                            std::shared_ptr<rref::Owned> owned) {
-  return std::make_shared<rref::Handle>(core, id, Member{core->self(), core->generation()},
+  return std::make_shared<rref::Handle>(core, id, Member{core->self(), core->identity().generation},
                                         std::move(owned));
 }
 std::shared_ptr<rref::Handle> user_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
@@ -34,7 +34,7 @@ class FinishLocally final : public Completion<void> {
   FinishLocally(std::shared_ptr<AgentCore> core, const Function& function, std::uint64_t id)
       : core_(std::move(core)), function_(function), id_(id) {}
   void succeed(std::monostate, DeviceWorkRef) override {
-    core_->complete_here(
+    core_->outgoing_calls().waiting().complete_here(
         id_, [](PendingCall& call) { static_cast<PendingResult<void>&>(call).set({}, nullptr); });
   }
   void fail(const std::exception_ptr& error) override {
@@ -67,8 +67,8 @@ std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& cor
     packer.pack(fork);
     packed.pack(packer, packed.arguments);
   };
-  const auto owner = core->send_call(function, options, pack,
-                                     std::make_unique<PendingResult<void>>(std::move(promise)));
+  const auto owner = core->outgoing_calls().send(
+      function, options, pack, std::make_unique<PendingResult<void>>(std::move(promise)));
   created.on_done_light(
       [weak = std::weak_ptr(core), to = options.to.rank, id](const Future<void>& ended) {
         const auto alive = weak.lock();

@@ -86,7 +86,7 @@ Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::Memb
 }
 
 Handle::~Handle() {
-  if (const auto core = core_.lock(); core && core->is_inherited()) return;
+  if (const auto core = core_.lock(); core && core->lifetime().is_inherited()) return;
   if (is_owner()) {
     if (const auto core = core_.lock()) references_of(*core).release_here(id_);
     return;
@@ -104,7 +104,7 @@ Handle::~Handle() {
 
 std::shared_ptr<rpc::AgentCore> Handle::core() const {
   auto agent = core_.lock();
-  if (agent) agent->require_own();
+  if (agent) agent->lifetime().require_own();
   if (!agent || agent->closed()) {
     throw Error(Blame::Caller, "RRef " + to_text(id_) + " of " + describe(owner_.worker) +
                                    " is used after deletion: its agent has shut down or left");
@@ -136,7 +136,7 @@ std::string describe(const Handle& handle) {
 }
 
 std::uint64_t References::next_id() {
-  return rpc::number_of(core_.self().rank, core_.first_id() + next_++);
+  return rpc::number_of(core_.self().rank, core_.identity().first_id() + next_++);
 }
 
 std::shared_ptr<weft::detail::Executor> References::executor() const { return core_.thread_pool(); }
@@ -165,7 +165,7 @@ std::exception_ptr creator_gone(Id id) {
 }  // namespace
 
 std::exception_ptr References::too_late(Id id) const {
-  return core_.has_successor(rpc::made_by(id)) ? creator_gone(id) : nullptr;
+  return core_.members().has_successor(rpc::made_by(id)) ? creator_gone(id) : nullptr;
 }
 
 std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
@@ -229,12 +229,12 @@ void References::expire(Id id) {
                            Error(Blame::Timeout, "the call that creates it did not come")));
   }
   if (const auto late = too_late(id)) return give_up(id, late);
-  core_.look_after(rank_in(id), rpc::AgentCore::Asked::ByTheWay);
+  core_.liveness().look_after(rank_in(id), rpc::Liveness::Asked::ByTheWay);
 }
 
 std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, const rpc::WorkerGeneration& holder,
                                           const Make& make) {
-  trace::Operation::note(core_.member(), trace::Kind::Reference,
+  trace::Operation::note(core_.identity().member, trace::Kind::Reference,
                          {.name = "creation came", .sequence = id, .peer = holder.rank});
   std::unique_lock lock(mutex_);
   // It was given up before it came: the value lives only until it is made.
@@ -264,7 +264,7 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, const rpc::WorkerG
 
 void References::add_fork(Id id, ForkId fork, const rpc::WorkerGeneration& holder,
                           const std::shared_ptr<Owned>& owned) {
-  trace::Operation::note(core_.member(), trace::Kind::Reference,
+  trace::Operation::note(core_.identity().member, trace::Kind::Reference,
                          {.name = "fork", .sequence = id, .peer = holder.rank});
   const auto late = owned ? nullptr : too_late(id);
   std::unique_lock lock(mutex_);
@@ -286,7 +286,7 @@ void References::add_fork(Id id, ForkId fork, const rpc::WorkerGeneration& holde
 }
 
 void References::end_if_late(const rpc::WorkerGeneration& holder) {
-  if (core_.has_successor(holder))
+  if (core_.members().has_successor(holder))
     worker_lost(holder.rank, static_cast<std::uint16_t>(holder.generation + 1));
 }
 
@@ -309,7 +309,7 @@ References::Entry References::take_if_unused(Id id) {
   Entry unused = std::move(found->second);
   entries_.erase(found);
   bury(id);
-  trace::Operation::note(core_.member(), trace::Kind::Reference,
+  trace::Operation::note(core_.identity().member, trace::Kind::Reference,
                          {.name = "value released", .sequence = id});
   return unused;
 }
@@ -362,7 +362,7 @@ void References::let_go(std::shared_ptr<Owned> value) {
 }
 
 void References::remove_fork(Id id, ForkId fork, int holder) {
-  trace::Operation::note(core_.member(), trace::Kind::Reference,
+  trace::Operation::note(core_.identity().member, trace::Kind::Reference,
                          {.name = "fork ended", .sequence = id, .peer = holder});
   Entry ended;
   bool is_given_up = false;
@@ -583,7 +583,7 @@ void References::with_references_from(int worker,
 }
 
 References& references_of(rpc::AgentCore& core) {
-  return static_cast<References&>(core.references());
+  return static_cast<References&>(core.extensions().references());
 }
 
 }  // namespace weft::rref

@@ -30,7 +30,7 @@ TEST(PendingCalls, AreTakenOnlyByTheirConnection) {
   WaitingCall call;
   call.pending = std::make_unique<PendingResult<int>>(promise);
   call.to = 1;
-  call.lane = 2;
+  call.connection_number = 2;
   calls.add(7, std::move(call));
   EXPECT_EQ(calls.take_of(7, 2, 2).pending, nullptr);
   EXPECT_EQ(calls.take_of(7, 1, 1).pending, nullptr);

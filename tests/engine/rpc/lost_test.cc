@@ -499,12 +499,14 @@ TEST(LostStore, LeavingWorkerMakesNoConnection) {
   EXPECT_EQ(value.to_here(), 4);
   // The owner confirms the reference over a connection of its own, which must be there to be
   // broken.
-  ASSERT_TRUE(comes_true([&] { return !owner.shared_core()->transport_to(0).empty(); }));
+  ASSERT_TRUE(
+      comes_true([&] { return !owner.shared_core()->connections().transport_to(0).empty(); }));
   store->hold();
   links.break_all();
   // Each worker asks the store whether the other lives.
   ASSERT_TRUE(store->is_asked(2));
-  ASSERT_TRUE(comes_true([&] { return user.shared_core()->transport_to(1).empty(); }));
+  ASSERT_TRUE(
+      comes_true([&] { return user.shared_core()->connections().transport_to(1).empty(); }));
   std::thread asks([&] {
     const Error error = harness::error_of([&] { value.to_here(); });
     EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
@@ -515,7 +517,7 @@ TEST(LostStore, LeavingWorkerMakesNoConnection) {
   EXPECT_TRUE(store->release());
   leaves.join();
   asks.join();
-  EXPECT_EQ(user.shared_core()->transport_to(1), "");
+  EXPECT_EQ(user.shared_core()->connections().transport_to(1), "");
   owner.leave();
 }
 

@@ -559,15 +559,15 @@ TEST(RefTimers, OwnersFetchTimerEndsWithAnswer) {
   run_one([](rpc::Agent& agent) {
     const auto core = rpc::detail::CoreCalls::of(agent);
     const auto mine = agent.remote<&refs::number_behind>(0, 4, "timer");
-    const std::size_t before = core->pauses();
+    const std::size_t before = core->pauses().size();
     const auto value = mine.fetch(1h);
-    EXPECT_EQ(core->pauses(), before + 1);
+    EXPECT_EQ(core->pauses().size(), before + 1);
     refs::open_gate("timer");
     EXPECT_EQ(value.get(), 4);
     for (const Deadline deadline = Deadline::in(20s);
-         core->pauses() > before && !deadline.passed();)
+         core->pauses().size() > before && !deadline.passed();)
       std::this_thread::yield();
-    EXPECT_EQ(core->pauses(), before);
+    EXPECT_EQ(core->pauses().size(), before);
   });
 }
 

@@ -161,8 +161,8 @@ class SecretAndStrangers : public testing::TestWithParam<std::string> {
                                            .secret = kSecret});
   // A hello with the right token, as a worker without the secret could send it.
   auto greeting() {
-    return std::tuple(rpc::kWireVersion, agent.shared_core()->token(), agent.self(), agent.self(),
-                      rpc::Generation{0}, agent.shared_core()->generation());
+    return std::tuple(rpc::kWireVersion, agent.shared_core()->identity().token, agent.self(),
+                      agent.self(), rpc::Generation{0}, agent.shared_core()->identity().generation);
   }
 };
 

@@ -47,9 +47,10 @@ class Stranger {
   void challenge(std::span<const std::byte> body) { rpc::send_challenge(*connection_, body); }
   // Sends a hello with the right token, as `rank` of the agent's job would.
   void greet(rpc::Agent& agent, int rank) {
-    say(rpc::FrameKind::Hello, std::tuple(rpc::kWireVersion, agent.shared_core()->token(),
-                                          rpc::WorkerInfo{"stranger", rank}, agent.self(),
-                                          rpc::Generation{0}, agent.shared_core()->generation()));
+    say(rpc::FrameKind::Hello,
+        std::tuple(rpc::kWireVersion, agent.shared_core()->identity().token,
+                   rpc::WorkerInfo{"stranger", rank}, agent.self(), rpc::Generation{0},
+                   agent.shared_core()->identity().generation));
   }
   template <class T>
   Op say(rpc::FrameKind kind, const T& value) {

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
+#include <weft/base/log.h>
+#include <weft/engine/call/connections.h>
+#include <weft/engine/call/core.h>
+
+namespace weft::rpc {
+
+Connections::Connections(AgentCore& core)
+    : core_(core), routes_(core.options().transports), faults_(core, core.options().faults) {}
+
+std::vector<transport::Offer> Connections::listen(const std::string& local_address,
+                                                  bool carries_devices) {
+  transport::ListenOptions options;
+  options.loop = core_.loop();
+  options.interface_address = local_address;
+  options.accepted = [weak = core_.weak_from_this(),
+                      carries_devices](std::shared_ptr<transport::Connection> connection) {
+    if (const auto core = weak.lock())
+      core->connections().accept(std::move(connection), carries_devices);
+  };
+  return routes_.listen(options);
+}
+
+// Other workers may have joined earlier and have called already. The functions that they call must
+// find all workers.
+void Connections::begin() {
+  std::vector<Early> early;
+  {
+    std::lock_guard lock(mutex_);
+    joined_ = true;
+    early.swap(early_);
+  }
+  for (auto& one : early) serve(std::move(one.connection), one.carries_devices);
+}
+
+void Connections::accept(std::shared_ptr<transport::Connection> connection, bool carries_devices) {
+  {
+    std::lock_guard lock(mutex_);
+    if (core_.closed()) return;
+    if (!joined_) return early_.push_back({std::move(connection), carries_devices});
+  }
+  serve(std::move(connection), carries_devices);
+}
+
+void Connections::serve(std::shared_ptr<transport::Connection> connection, bool carries_devices) {
+  if (carries_devices) {
+    try {
+      connection = core_.devices().cuda().connection_over(std::move(connection), core_.loop());
+    } catch (const Error& error) {
+      return log::warn(describe(core_.self()) +
+                       " refused a connection that carries device memory: " + error.text());
+    }
+  }
+  const auto inbound =
+      std::make_shared<Inbound>(core_.weak_from_this(), std::move(connection), carries_devices);
+  {
+    std::lock_guard lock(mutex_);
+    if (core_.closed()) return;
+    inbound_.emplace(inbound.get(), inbound);
+  }
+  inbound->start();
+}
+
+std::shared_ptr<Peer> Connections::peer(const Recipient& to) {
+  for (int again = 0;; ++again) {
+    std::shared_ptr<Peer> other;  // a peer of another generation that has the rank
+    {
+      std::lock_guard lock(mutex_);
+      if (const auto found = peers_.find(to.rank); found != peers_.end()) {
+        if (to.fits(found->second->generation())) return found->second;
+        other = found->second;
+        if (other->generation() < to.generation) peers_.erase(found);
+      }
+    }
+    if (other && to.generation < other->generation()) {
+      // The outdated generation may come from the directory.
+      core_.directory().forget_before(to.rank, other->generation());
+      throw has_left(to);
+    }
+    if (other) {  // it has left, but its connection has not ended yet
+      close_on_loop(other, Error(Blame::PeerLost, "the connection has ended: " +
+                                                      describe(other->worker()) + " has left"));
+    }
+    Directory::Entry entry = found(to);
+    // False if a successor was met before the store's list named it.
+    if (!core_.members().meets(entry.worker, entry.generation)) {
+      core_.directory().forget_before(to.rank, entry.generation + 1);
+      if (to.generation != kAnyLife || again > 1) throw has_left(to);
+      continue;
+    }
+    auto peer = made(std::move(entry));
+    std::lock_guard lock(mutex_);
+    core_.lifetime().require_open();  // leave() has closed only the peers that it found
+    const auto& known = peers_.emplace(to.rank, std::move(peer)).first->second;
+    if (to.fits(known->generation())) return known;
+  }
+}
+
+std::shared_ptr<Peer> Connections::made(Directory::Entry entry) {
+  auto bytes =
+      std::make_shared<BytesInFlight>(static_cast<std::uint64_t>(core_.options().bytes_in_flight),
+                                      [loop = std::weak_ptr(core_.loop())](const void* turn) {
+                                        if (const auto alive = loop.lock()) alive->recall(turn);
+                                      });
+  return std::make_shared<Peer>(core_.weak_from_this(), core_.self(), std::move(entry),
+                                core_.devices().maps(), std::move(bytes));
+}
+
+Directory::Entry Connections::found(const Recipient& to) {
+  const KnownDevices here{core_.self().name, core_.devices().described()};
+  const auto find = [&] {
+    auto found = core_.directory().find(to);
+    // A worker that joined later was not checked when this one joined.
+    if (!core_.identity().world_size)
+      check_device_maps({here, {found.worker.name, found.devices}}, /*more_may_come=*/true);
+    return found;
+  };
+  try {
+    return find();
+  } catch (const NotThere&) {
+    throw;
+  } catch (const Error&) {  // the entry may be a predecessor's
+    if (!core_.directory().forget(to.rank)) throw;
+    return find();
+  }
+}
+
+std::shared_ptr<Peer> Connections::known_peer(int rank) const {
+  std::lock_guard lock(mutex_);
+  const auto found = peers_.find(rank);
+  return found == peers_.end() ? nullptr : found->second;
+}
+
+Peer::Numbered Connections::standing(int rank, std::uint64_t number) const {
+  const auto peer = known_peer(rank);
+  auto standing = peer ? peer->standing_connection() : Peer::Numbered();
+  return standing.number == number ? standing : Peer::Numbered();
+}
+
+void Connections::close_peer(const Member& worker, const Error& why) {
+  std::shared_ptr<Peer> peer;
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto found = peers_.find(worker.worker.rank);
+        found != peers_.end() && found->second->generation() <= worker.generation) {
+      peer = std::move(found->second);
+      peers_.erase(found);
+    }
+  }
+  if (peer) close_on_loop(peer, why);
+}
+
+void Connections::close_on_loop(const std::shared_ptr<Peer>& peer, const Error& why) {
+  core_.loop()->post([core = core_.shared_from_this(), peer, why] {
+    if (const auto number = peer->close(why); number != 0)
+      core->connections().ended(*peer, number, why);
+  });
+}
+
+std::string Connections::transport_to(int rank) const {
+  const auto known = known_peer(rank);
+  const auto connection = known ? known->standing_connection().connection : nullptr;
+  return connection ? std::string(connection->transport()) : std::string();
+}
+
+void Connections::off_loop(const Recipient& to, Task task) {
+  bool is_known = core_.identity().world_size.has_value() || !core_.loop()->inside();
+  if (!is_known) {
+    const auto known = known_peer(to.rank);
+    is_known = known && to.fits(known->generation());
+  }
+  is_known ? task() : core_.thread_pool()->run_beside(std::move(task));
+}
+
+std::string Connections::name_of(int rank) const {
+  if (rank == core_.self().rank) return describe(core_.self());
+  if (const auto known = core_.directory().known(rank)) return describe(*known);
+  const auto known = known_peer(rank);
+  return known ? describe(known->worker()) : "rank " + std::to_string(rank);
+}
+
+std::vector<std::shared_ptr<Inbound>> Connections::inbound() const {
+  std::vector<std::shared_ptr<Inbound>> all;
+  std::lock_guard lock(mutex_);
+  for (const auto& [key, inbound] : inbound_) all.push_back(inbound);
+  return all;
+}
+
+void Connections::close_predecessors(int rank, Generation generation, const Error& why) {
+  for (const auto& inbound : inbound()) {
+    if (inbound->worker().rank == rank && inbound->generation() < generation) inbound->close(why);
+  }
+}
+
+void Connections::ended(Peer& peer, std::uint64_t connection_number, const Error& why) {
+  const WorkerInfo worker = peer.worker();
+  std::shared_ptr<Peer> gone;
+  // Another worker may have the rank by now. Forget the old one first, so that a program that calls
+  // again when a call fails below does not call it.
+  const bool is_forgotten = core_.directory().forget(worker.rank);
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto known = peers_.find(worker.rank);
+        is_forgotten && known != peers_.end() && known->second.get() == &peer) {
+      gone = std::move(known->second);
+      peers_.erase(known);
+    }
+  }
+  if (gone) {
+    // The peer may have a new connection by now, for a call that waits already.
+    const std::uint64_t newer =
+        gone->close(Error(Blame::PeerLost, "the connection has ended: " + why.text()));
+    if (newer != 0) ended(*gone, newer, why);
+  }
+  auto given = core_.outgoing_calls().connection_ended(worker, connection_number, why);
+  off_loop(worker.rank,
+           Task([core = core_.shared_from_this(), rank = worker.rank, given = std::move(given)] {
+             if (!core->closed()) core->extensions().references().ask_which_arrived(rank, given);
+           }));
+  core_.liveness().look_after(worker.rank);
+}
+
+void Connections::ended(Inbound& inbound, const Error& why) {
+  std::shared_ptr<Inbound> ended;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = inbound_.find(&inbound);
+    if (found == inbound_.end()) return;
+    ended = std::move(found->second);
+    inbound_.erase(found);
+  }
+  const WorkerInfo worker = ended->worker();
+  log::debug(describe(core_.self()) + ": the connection from " + describe(worker) +
+             " has ended: " + why.text());
+  core_.directory().forget(worker.rank);
+  off_loop(worker.rank,
+           Task([core = core_.shared_from_this(), rank = worker.rank, given = ended->take_given()] {
+             if (!core->closed()) core->extensions().references().ask_which_arrived(rank, given);
+           }));
+  core_.liveness().look_after(worker.rank);
+}
+
+void Connections::All::close(const Error& why) const {
+  for (const auto& [rank, one] : peers) one->close(why);
+  for (const auto& [key, one] : inbound) one->close(why);
+  for (const auto& one : early) one.connection->close(why);
+}
+
+Connections::All Connections::take_all() {
+  All all;
+  std::lock_guard lock(mutex_);
+  all.peers.swap(peers_);
+  all.inbound.swap(inbound_);
+  all.early.swap(early_);
+  return all;
+}
+
+}  // namespace weft::rpc
