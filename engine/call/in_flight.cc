@@ -60,7 +60,7 @@ std::vector<const void*> BytesInFlight::let_in() {
     turns_.pop_front();
     --waiting_;
     come.push_back(&turn);
-    turn.has_come = true;  // its thread may end it at once
+    turn.has_room = true;  // its thread may end it at once
   }
   return come;
 }

@@ -64,7 +64,7 @@ class BytesInFlight {
   // A call that waits for its turn, in the order of arrival.
   struct Turn {
     std::uint64_t bytes = 0;
-    std::atomic<bool> has_come{false};
+    std::atomic<bool> has_room{false};
   };
   // Wakes the thread that waits for this turn. Called without locks. The turn may be over by then,
   // so only its address may be used.
@@ -77,10 +77,10 @@ class BytesInFlight {
   // flight.
   bool take(std::uint64_t bytes);
   void take_anyway(std::uint64_t bytes);
-  // Queues the call. Its bytes are taken when its turn has come, as `turn` then shows. `turn` must
-  // live until it has come or has been given up.
+  // Queues the call. Its bytes are taken when there is room, as `turn` then shows. `turn` must
+  // live until it has room or has been given up.
   void wait(Turn& turn);
-  // False if the turn had come already.
+  // False if the turn has room already.
   bool give_up(Turn& turn);
   void give_back(std::uint64_t bytes);
   std::uint64_t taken() const;

@@ -24,13 +24,6 @@ constexpr std::chrono::milliseconds kGreeting = std::chrono::seconds(10);
 // The pause before a failure that found the connection full is sent again.
 constexpr auto kFailureAgain = std::chrono::milliseconds(20);
 
-template <class T>
-T decoded(std::span<const std::byte> body) {
-  T value;
-  codec::Reader({}).read(body, [&](const msgpack::object& object) { object.convert(value); });
-  return value;
-}
-
 // The kind of message that the answer to a call counts as.
 MessageKind answer_to(const Head& head) {
   return head.message == static_cast<std::uint8_t>(MessageKind::Shutdown) ? MessageKind::Shutdown
@@ -47,6 +40,55 @@ std::string explain_unknown(const Identity& id) {
   return "it has no function of that name: its program neither calls it remotely nor exposes it "
          "(weft::rpc::expose<&f>(), "
          "expose<M, &M::method>(), expose<M, its constructor's arguments…>())";
+}
+
+Slot slot_for(const AgentCore& core, const Head& head,
+              const std::shared_ptr<Callers::Counts>& counts) {
+  const bool is_own = head.message <= static_cast<std::uint8_t>(MessageKind::Shutdown) &&
+                      !is_users(static_cast<MessageKind>(head.message));
+  return Slot::take({counts, is_own ? &counts->own : &counts->calls},
+                    is_own ? kMostOwnInFlight : core.options().calls_in_flight);
+}
+
+std::shared_ptr<CallState> state_of(AgentCore& core, const Head& head, const WorkerInfo& caller,
+                                    Generation generation) {
+  auto state = std::make_shared<CallState>();
+  state->caller = caller;
+  state->generation = generation;
+  if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
+  state->expires = head.message == static_cast<std::uint8_t>(MessageKind::Call) ||
+                   head.message == static_cast<std::uint8_t>(MessageKind::Create);
+  if (head.context != 0)
+    state->context = core.extensions().contexts().arrived(head.context, state->caller.rank);
+  state->no_grad = (head.flags & kNoGrad) != 0;
+  return state;
+}
+
+void read_arguments(AgentCore& core, const std::shared_ptr<IncomingCall>& served,
+                    const CallState& state, Message& message) {
+  const auto read = [&](ReceivedReferences& references) {
+    const c10::MultiStreamGuard streams(state.streams);
+    codec::Reader reader(std::move(message.parts), &references);
+    if (state.context) {
+      reader.tensors().attach_gradients(state.context->receiver(
+          {state.caller.rank, message.head.call, /*reply=*/false}, state.caller));
+    }
+    reader.read(message.body,
+                [&](const msgpack::object& object) { state.function->serve(served, object); });
+  };
+  core.extensions().references().with_references_from(state.caller.rank, std::ref(read));
+}
+
+// With WEFT_DEBUG=detail. The reply has been sent, so the change can only be logged, here where it
+// was made.
+void check_unchanged(const Function& function, const WorkerInfo& caller,
+                     const codec::SentBytes& sent) {
+  if (const auto changed = sent.changed()) {
+    log::error("the result of " + function.name + " for " + describe(caller) +
+               " was changed while its bytes were being sent (" + *changed +
+               "), and the caller may have received a mix of old and new bytes: return clone() of "
+               "tensors that other calls or threads change");
+  }
 }
 
 }  // namespace
@@ -90,7 +132,7 @@ void Inbound::close(const Error& why) noexcept {
 void Inbound::arrived(const transport::Arrival& arrival) {
   const auto core = core_.lock();
   if (!core) return;
-  if (!proven_ && !core->options().secret.empty()) return challenged(*core, arrival);
+  if (!admission_.is_proven() && !core->options().secret.empty()) return challenged(*core, arrival);
   if (!counts_ && !arrival.sizes.empty()) {  // allocate nothing for strangers
     connection_->accept({}, nullptr, Fence());
     return refuse(*core, "its first message is not a hello");
@@ -108,30 +150,7 @@ void Inbound::arrived(const transport::Arrival& arrival) {
 
 // Until the peer has proved that it knows the secret, nothing but challenges is read.
 void Inbound::challenged(const AgentCore& core, const transport::Arrival& arrival) {
-  Nonces nonces;
-  std::vector<std::byte> answer;
-  std::string wrong;
-  const auto body = challenge_in(arrival);
-  if (!body || body->size() != (nonces_ ? sizeof(Proof) : nonces.of_connector.size())) {
-    wrong = "it did not prove that it knows the secret of this job (rpc::Options::secret)";
-  } else if (nonces_) {
-    proven_ = is_same(
-        prove(core.options().secret, Side::Connector, nonces_->of_connector, nonces_->of_listener),
-        *body);
-    if (!proven_) wrong = "it does not know the secret of this job (rpc::Options::secret)";
-  } else {
-    std::ranges::copy(*body, nonces.of_connector.begin());
-    try {
-      nonces.of_listener = make_nonce();
-      const Proof proof =
-          prove(core.options().secret, Side::Listener, nonces.of_connector, nonces.of_listener);
-      answer.assign(nonces.of_listener.begin(), nonces.of_listener.end());
-      answer.insert(answer.end(), proof.begin(), proof.end());
-      nonces_ = nonces;
-    } catch (const Error& error) {
-      wrong = error.text();
-    }
-  }
+  const auto [wrong, answer] = admission_.challenged(core.options().secret, arrival);
   connection_->accept({}, nullptr, Fence());
   if (!wrong.empty()) return refuse(core, wrong);
   if (!answer.empty()) send_challenge(*connection_, answer);
@@ -150,7 +169,7 @@ void Inbound::deliver(const std::shared_ptr<AgentCore>& core, Message message,
   if (closed_) return;  // the worker's successor has come
   if (!counts_) return greeted(core, message);
   if (message.head.kind == FrameKind::Call) {
-    call_came(core, std::move(message), lacking);
+    call_arrived(core, std::move(message), lacking);
   } else if (message.head.kind == FrameKind::Cancel) {
     std::lock_guard lock(mutex_);
     if (const auto found = calls_.find(message.head.call); found != calls_.end())
@@ -191,84 +210,57 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
   generation_ = hello.from_life;
 }
 
-Slot Inbound::slot_for(const AgentCore& core, const Head& head) const {
-  const bool is_own = head.message <= static_cast<std::uint8_t>(MessageKind::Shutdown) &&
-                      !is_users(static_cast<MessageKind>(head.message));
-  return Slot::take({counts_, is_own ? &counts_->own : &counts_->calls},
-                    is_own ? kMostOwnInFlight : core.options().calls_in_flight);
-}
-
-void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
-                        const Error* lacking) {
+void Inbound::call_arrived(const std::shared_ptr<AgentCore>& core, Message message,
+                           const Error* lacking) {
   const Head& head = message.head;
-  if (lacking != nullptr) return fail(head.call, answer_to(head), Failure::Unread, *lacking);
-  Slot slot = slot_for(*core, head);
+  const auto unread = [&](const Error& why) {
+    fail(head.call, answer_to(head), Failure::Unread, why);
+  };
+  if (lacking != nullptr) return unread(*lacking);
+  Slot slot = slot_for(*core, head, counts_);
   if (!slot) {
-    return fail(
-        head.call, answer_to(head), Failure::Unread,
+    return unread(
         Error(Blame::Busy, "it has " + std::to_string(core->options().calls_in_flight) +
                                " calls of " + describe(worker()) +
                                " to answer; wait for some before issuing more, or raise its "
                                "rpc::Options::calls_in_flight"));
   }
-  auto state = std::make_shared<CallState>();
-  state->caller = worker();
-  state->generation = generation();
-  if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
-  state->expires = head.message == static_cast<std::uint8_t>(MessageKind::Call) ||
-                   head.message == static_cast<std::uint8_t>(MessageKind::Create);
-  if (head.context != 0)
-    state->context = core->extensions().contexts().arrived(head.context, state->caller.rank);
-  state->no_grad = (head.flags & kNoGrad) != 0;
+  // Only the loop, which runs this, changes these two members.
+  const auto state = state_of(*core, head, *worker_, generation_);
   try {
     state->streams = message.streams.empty()
                          ? tensor::CudaDevices::pool_streams(core->devices().gpus())
                          : message.streams;
   } catch (const std::exception& error) {
-    return fail(
-        head.call, answer_to(head), Failure::Unread,
+    return unread(
         Error(Blame::Device, "there is no stream for its function: " + tensor::text_of(error)));
   }
   const Function* function = find({head.name, head.signature});
-  if (function == nullptr) {
-    return fail(head.call, answer_to(head), Failure::Unread,
-                Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
-  }
-  function = &shown_as(*function, message.body);
-  state->function = function;
-  {
-    const trace::About shown{.name = function->name.c_str(),
-                             .sequence = head.call,
-                             .peer = state->caller.rank,
-                             .bytes = bytes_of(message)};
-    state->traced = trace::Operation::begin(core->identity().member, trace::Kind::Served, shown);
-    std::unique_lock lock(mutex_);
-    if (!calls_.try_emplace(head.call, state).second) {
-      lock.unlock();
-      return refuse(*core, "it uses one number for two calls");
-    }
-  }
-  auto served = std::make_shared<RemoteIncomingCall>(core, *function, (head.flags & kOnLoop) != 0,
-                                                     state, weak_from_this(), head.call,
-                                                     answer_to(head), std::move(slot));
+  if (function == nullptr)
+    return unread(Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
+  state->function = &shown_as(*function, message.body);
+  if (!enter(*core, message, state)) return refuse(*core, "it uses one number for two calls");
+  const auto served = std::make_shared<RemoteIncomingCall>(
+      core, *state->function, (head.flags & kOnLoop) != 0, state, weak_from_this(), head.call,
+      answer_to(head), std::move(slot));
   try {
-    const auto read = [&](ReceivedReferences& references) {
-      const c10::MultiStreamGuard streams(state->streams);
-      codec::Reader reader(std::move(message.parts), &references);
-      if (state->context) {
-        reader.tensors().attach_gradients(state->context->receiver(
-            {state->caller.rank, head.call, /*reply=*/false}, state->caller));
-      }
-      reader.read(message.body,
-                  [&](const msgpack::object& object) { function->serve(served, object); });
-    };
-    core->extensions().references().with_references_from(state->caller.rank, std::ref(read));
+    read_arguments(*core, served, *state, message);
     if ((head.flags & kOnLoop) == 0) core->incoming_calls().watch_for_thread(state, head.call);
   } catch (...) {
-    const Error error = to_error(std::current_exception(), Blame::Caller);
-    fail(head.call, answer_to(head), Failure::Unread,
-         error.within("its arguments cannot be decoded"));
+    unread(to_error(std::current_exception(), Blame::Caller)
+               .within("its arguments cannot be decoded"));
   }
+}
+
+bool Inbound::enter(const AgentCore& core, const Message& message,
+                    const std::shared_ptr<CallState>& state) {
+  const trace::About shown{.name = state->function->name.c_str(),
+                           .sequence = message.head.call,
+                           .peer = state->caller.rank,
+                           .bytes = bytes_of(message)};
+  state->traced = trace::Operation::begin(core.identity().member, trace::Kind::Served, shown);
+  std::lock_guard lock(mutex_);
+  return calls_.try_emplace(message.head.call, state).second;
 }
 
 std::shared_ptr<const CallState> Inbound::longest_running() const {
@@ -293,9 +285,9 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
   const auto core = core_.lock();
   const auto context = state.no_grad ? nullptr : state.context;
   if (!core || core->closed()) return;  // the end of the connection answers all its calls
-  const int caller = worker().rank;
+  const int caller = state.caller.rank;
   const auto references =
-      core->extensions().references().references_to(Recipient(caller, generation()));
+      core->extensions().references().references_to(Recipient(caller, state.generation));
   const auto undo = [core, context, references, message = MessageId{caller, call, /*reply=*/true}] {
     references->undo();
     if (context) context->forget(message);
@@ -314,7 +306,7 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
     Outgoing outgoing = message.parts.empty()
                             ? Outgoing(std::move(message))
                             : core->devices().address(std::move(message), *map_of_results(*core),
-                                                      worker(), Way::Reply);
+                                                      state.caller, Way::Reply);
     // Before the reply is sent, because its gradient may be fast.
     if (records)
       context->sent({caller, call, /*reply=*/true}, caller, writer.tensors().take_recorded());
@@ -333,7 +325,7 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
           if (!op.ended() || op.error()) self->watch(op, head.call, undo);
           if (watched) {
             op.on_ended([self, op, watched, &function] {
-              if (!op.error()) self->check_unchanged(function, *watched);
+              if (!op.error()) check_unchanged(function, self->worker(), *watched);
             });
           }
         });
@@ -350,17 +342,6 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
     fail(call, kind, Failure::Refused,
          Error(Blame::Caller, "the result of " + function.name +
                                   " cannot be sent: " + text_of(std::current_exception())));
-  }
-}
-
-// With WEFT_DEBUG=detail. The reply has been sent, so the change can only be logged, here where it
-// was made.
-void Inbound::check_unchanged(const Function& function, const codec::SentBytes& sent) const {
-  if (const auto changed = sent.changed()) {
-    log::error("the result of " + function.name + " for " + describe(worker()) +
-               " was changed while its bytes were being sent (" + *changed +
-               "), and the caller may have received a mix of old and new bytes: return clone() of "
-               "tensors that other calls or threads change");
   }
 }
 

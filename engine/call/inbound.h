@@ -5,6 +5,9 @@
 // Owned by the agent's connections until the connection has ended. Usable from every thread;
 // messages arrive on the loop. Nothing here blocks, except that the first reply with devices may
 // look the caller up in the store.
+//
+// It has 28 functions, because every step from the first message to the last answer changes the
+// same table of calls, under one mutex.
 #pragma once
 
 #include <atomic>
@@ -13,12 +16,12 @@
 #include <optional>
 #include <unordered_map>
 
+#include <weft/engine/call/admission.h>
 #include <weft/engine/call/device_maps.h>
 #include <weft/engine/call/extension.h>
 #include <weft/engine/call/in_flight.h>
 #include <weft/engine/call/incoming_call.h>
 #include <weft/engine/call/message.h>
-#include <weft/engine/call/secret.h>
 #include <weft/engine/call/wire_records.h>
 
 namespace weft::rpc {
@@ -60,8 +63,10 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void deliver(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
   void greeted(const std::shared_ptr<AgentCore>& core, const Message& message);
   void answer_knock(std::uint64_t call);
-  void call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
-  Slot slot_for(const AgentCore& core, const Head& head) const;
+  void call_arrived(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
+  // Notes that the call runs here. False if another call has its number.
+  bool enter(const AgentCore& core, const Message& message,
+             const std::shared_ptr<CallState>& state);
   void ended(const Error& why);
   void send_failure(AgentCore& core, std::uint64_t call, MessageKind kind, Failure what,
                     const Error& error) noexcept;
@@ -70,7 +75,6 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void watch(const Op& op, std::uint64_t call, const std::function<void()>& undo);
   // Tells the caller that its reply was not sent, and why.
   void reply_refused(std::uint64_t call, MessageKind kind, const Error& why);
-  void check_unchanged(const Function& function, const codec::SentBytes& sent) const;
   // Remembers the references in a reply until it is known whether they have arrived.
   void keep_given(std::uint64_t call, const std::shared_ptr<SentReferences>& references);
   void forget(std::uint64_t call, std::uint64_t bytes, const Error* error = nullptr);
@@ -79,18 +83,13 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
 
   const std::weak_ptr<AgentCore> core_;
   const std::shared_ptr<transport::Connection> connection_;
-  // Used on the loop, before the peer is known.
-  struct Nonces {
-    Nonce of_connector;
-    Nonce of_listener;
-  };
-  std::optional<Nonces> nonces_;  // set when the peer has sent its nonce
-  bool proven_ = false;           // the peer has proved that it knows the secret
+  Admission admission_;
   // Set when the peer is known. Used on the loop only, for each message.
   std::shared_ptr<Callers::Counts> counts_;
   std::atomic<bool> closed_{false};  // messages that have not been read by then are dropped
   std::atomic<int> unsent_{0};       // failures that wait for room on the connection
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;         // guards the members below
+  // The worker and its generation change once, on the loop, which may read them without the mutex.
   std::optional<WorkerInfo> worker_;
   EventLoop::Registration greeting_;  // the time limit for the Hello, until it has come
   Generation generation_ = 0;

@@ -81,7 +81,8 @@ class JobMembers {
   PresentWorkers present_;  // where workers come and go
   News news_;
   // Guards the members below. It also orders changes of present_ and their news, so that no thread
-  // tells of the next worker of a rank or name in between.
+  // tells of the next worker of a rank or name in between. Liveness::heard_from() is called under
+  // it.
   mutable std::mutex mutex_;
   std::unique_ptr<Follower> follower_;
   // The latest generation that is known of each rank, where workers come and go.

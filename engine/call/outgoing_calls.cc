@@ -155,7 +155,7 @@ void OutgoingCalls::hold_back(Sending& call) {
   const auto begun = Deadline::Clock::now();
   ++held_back_;
   all->wait(turn);
-  core_.thread_pool()->drive([&] { return turn.has_come || core_.closed(); },
+  core_.thread_pool()->drive([&] { return turn.has_room || core_.closed(); },
                              call.options.deadline(), &turn);
   --held_back_;
   if (!all->give_up(turn)) {

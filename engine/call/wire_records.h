@@ -2,6 +2,8 @@
 // The bodies of the messages Hello and Failure (docs/wire.md).
 #pragma once
 
+#include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -44,6 +46,13 @@ struct FailureRecord {
 template <class T>
 codec::Encoded encoded(const T& value) {
   return codec::Writer().write([&](codec::Packer& packer) { packer.pack(value); });
+}
+
+template <class T>
+T decoded(std::span<const std::byte> body) {
+  T value;
+  codec::Reader({}).read(body, [&](const msgpack::object& object) { object.convert(value); });
+  return value;
 }
 
 }  // namespace weft::rpc

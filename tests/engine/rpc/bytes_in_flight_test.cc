@@ -241,7 +241,7 @@ TEST(BytesInFlightByTurns, SmallCallsDoNotOvertakeALargeOne) {
   EXPECT_TRUE(woken.empty());
   bytes.give_back(6);
   EXPECT_EQ(woken, (std::vector<const void*>{&large, &small}));
-  EXPECT_TRUE(large.has_come && small.has_come && !last.has_come);
+  EXPECT_TRUE(large.has_room && small.has_room && !last.has_room);
   EXPECT_FALSE(bytes.give_up(large)) << "its turn has come already";
   EXPECT_TRUE(bytes.give_up(last));
   EXPECT_EQ(bytes.taken(), 10U);
