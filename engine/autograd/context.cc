@@ -32,41 +32,41 @@ Outcome outcome_of(const std::exception_ptr& error) {
 std::shared_ptr<rpc::AgentCore> Context::core() const { return core_.shared_from_this(); }
 
 void Context::add_worker(int rank) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   workers_.insert(rank);
   lost_.erase(rank);
 }
 
 bool Context::worker_lost(int rank) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return workers_.contains(rank) && lost_.insert(rank).second;
 }
 
 bool Context::has_lost(int rank) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return lost_.contains(rank);
 }
 
 bool Context::concerns(int rank) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return !lost_.contains(rank) && (workers_.contains(rank) || rank == owner());
 }
 
 void Context::remove_worker(int rank) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   workers_.erase(rank);
   for (auto& [pass, who] : untold_) who.erase(rank);
   std::erase_if(untold_, [](const auto& one) { return one.second.empty(); });
 }
 
 std::set<int> Context::workers() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return workers_;
 }
 
 void Context::sent(const MessageId& message, int to, const std::vector<at::Tensor>& tensors) {
   auto send = tensors.empty() ? nullptr : make_node<SendNode>(message, to, tensors);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   workers_.insert(to);
   lost_.erase(to);
   if (send && !released_) sends_.emplace(message, std::move(send));
@@ -74,7 +74,7 @@ void Context::sent(const MessageId& message, int to, const std::vector<at::Tenso
 
 void Context::forget(const MessageId& message) {
   NodePtr<SendNode> dropped;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = sends_.find(message);
   if (found == sends_.end()) return;
   dropped = std::move(found->second);
@@ -91,21 +91,21 @@ codec::AttachGradient Context::receiver(const MessageId& message, const rpc::Wor
 }
 
 NodePtr<SendNode> Context::send_of(const MessageId& message) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = sends_.find(message);
   return found == sends_.end() ? nullptr : found->second;
 }
 
 std::vector<NodePtr<SendNode>> Context::sends() const {
   std::vector<NodePtr<SendNode>> all;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [message, send] : sends_) all.push_back(send);
   return all;
 }
 
 Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const PassName& name,
                               Deadline deadline) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto ended = ended_.find(name.pass); ended != ended_.end())
     return {nullptr, ended->second};
   if (released_) {
@@ -135,7 +135,7 @@ Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const
 
 std::shared_ptr<Pass> Context::begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name,
                                      bool makes_plan, Deadline deadline) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (released_)
     throw Error(Blame::Caller,
                 "backward(): autograd context " + to_text(id_) + " has just been released");
@@ -153,12 +153,12 @@ std::shared_ptr<Pass> Context::begin(const std::shared_ptr<rpc::AgentCore>& core
 }
 
 void Context::count(Pass& pass, const std::vector<torch::autograd::Edge>& roots) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   pass.expect(sends_in(pass.name().plan), roots);
 }
 
 void Context::told(PassId pass, int rank) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = untold_.find(pass);
   if (found == untold_.end()) return;
   found->second.erase(rank);
@@ -166,7 +166,7 @@ void Context::told(PassId pass, int rank) {
 }
 
 void Context::untold(PassId pass, int lost, const std::set<int>& others) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = untold_.find(pass);
   if (found == untold_.end()) return;
   found->second.insert(others.begin(), others.end());
@@ -175,11 +175,10 @@ void Context::untold(PassId pass, int lost, const std::set<int>& others) {
 }
 
 std::vector<PassId> Context::untold() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return to_name();
 }
 
-// Requires mutex_.
 std::vector<PassId> Context::to_name() const {
   std::vector<PassId> passes;
   for (const auto& [pass, who] : untold_) passes.push_back(pass);
@@ -187,7 +186,7 @@ std::vector<PassId> Context::to_name() const {
 }
 
 void Context::require_no_other(const PassName& pass) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto is_other = [&](const auto& one) { return one.first != pass.pass; };
   const auto may_fail = [&](const auto& one) {
     return root_of(one.second.pass) != core_.self().rank;
@@ -200,7 +199,6 @@ void Context::require_no_other(const PassName& pass) const {
                                  "begin all passes on one worker, or use another context");
 }
 
-// Requires mutex_.
 std::vector<NodePtr<SendNode>> Context::sends_in(PassId plan) const {
   std::vector<NodePtr<SendNode>> sends;
   const auto planned = plans_.find(plan);
@@ -217,7 +215,7 @@ void Context::succeeded(const PassName& name, Gradients&& gradients,
   std::shared_ptr<Pass> dropped;
   std::vector<NodePtr<SendNode>> graphs;  // these two and `dropped` are destroyed after the lock
   Plan plan;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto found = passes_.find(pass); found != passes_.end()) {
     dropped = std::move(found->second);
     passes_.erase(found);
@@ -241,7 +239,7 @@ bool Context::failed(const PassName& name, const Outcome& why) {
   Gradients discarded;
   Plan plan;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto ended = ended_.find(id);
     if (ended != ended_.end() && ended->second.failed()) return false;
     plan = remember(name, why);
@@ -265,8 +263,8 @@ bool Context::failed(const PassName& name, const Outcome& why) {
   return true;
 }
 
-// Requires mutex_. Returns a plan that no other pass will use, or its roots; the caller destroys
-// that after the lock.
+// Returns a plan that no other pass will use, or its roots; the caller destroys that after the
+// lock.
 Context::Plan Context::remember(const PassName& pass, const Outcome& outcome) {
   if (ended_.insert_or_assign(pass.pass, outcome).second) endings_.push_back(pass.pass);
   if (endings_.size() > kRememberedPasses) {
@@ -295,27 +293,27 @@ Context::Plan Context::remember(const PassName& pass, const Outcome& outcome) {
 }
 
 void Context::began(Running pass) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase_if(running_, [](const Running& one) { return one.ended.done(); });
   if (!released_) running_.push_back(std::move(pass));
 }
 
 std::vector<Context::Running> Context::running_here() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase_if(running_,
                 [](const Running& one) { return one.ended.done() && !one.ended.failed(); });
   return running_;
 }
 
 std::size_t Context::passes() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return passes_.size();
 }
 
 void Context::fail_passes(const Outcome& why) {
   std::vector<std::shared_ptr<Pass>> passes;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [id, pass] : passes_) passes.push_back(pass);
   }
   for (const auto& pass : passes) pass->fail(why);
@@ -324,7 +322,7 @@ void Context::fail_passes(const Outcome& why) {
 std::vector<NodePtr<SendNode>> Context::reach(const PassName& pass,
                                               const std::vector<MessageId>& messages) {
   std::vector<NodePtr<SendNode>> fresh;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (released_)
     // A released context keeps no new plan.
     throw Error(Blame::Cancelled, "the context has been released");
@@ -344,7 +342,7 @@ std::vector<NodePtr<SendNode>> Context::reach(const PassName& pass,
 }
 
 std::size_t Context::plans() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return plans_.size();
 }
 
@@ -356,21 +354,21 @@ std::size_t Context::HashOfEdges::operator()(const Edges& edges) const noexcept 
 }
 
 std::optional<PassId> Context::planned_for(const Edges& roots) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = planned_.find(roots);
   return found == planned_.end() ? std::nullopt : std::optional(found->second);
 }
 
 void Context::remember_plan(const Edges& roots, PassId plan) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (released_ || ended_.contains(plan)) return;
   plans_[plan].roots = roots;
 }
 
-// Requires mutex_. Adds to the sum the gradients of passes that cannot fail elsewhere any more: of
-// all passes with their root here, which have ended on all other workers, and of another root's
-// passes that the root has settled. If a pass that may still fail replaces the sum, the passes that
-// began after it wait, since they are added to the sum that it makes.
+// Adds to the sum the gradients of passes that cannot fail elsewhere any more: of all passes with
+// their root here, which have ended on all other workers, and of another root's passes that the
+// root has settled. If a pass that may still fail replaces the sum, the passes that began after it
+// wait, since they are added to the sum that it makes.
 void Context::fold() {
   for (auto it = fresh_.begin(); it != fresh_.end();) {
     Fresh& one = it->second;
@@ -418,7 +416,7 @@ void Context::require_alive() const {
 }
 
 at::Tensor Context::gradient(const at::Tensor& parameter) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   require_alive();
   fold();
   const at::Tensor* found = gradients_.find(parameter);
@@ -432,7 +430,7 @@ at::Tensor Context::gradient(const at::Tensor& parameter) {
 }
 
 std::vector<std::pair<at::Tensor, at::Tensor>> Context::gradients() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   require_alive();
   fold();
   auto all = gradients_.all();
@@ -462,7 +460,7 @@ void Context::release(const std::string& why) {
   Gradients gradients;
   std::vector<Running> running;  // each holds its pass, which holds this context
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (released_.exchange(true)) return;
     running.swap(running_);
     sends.swap(sends_);

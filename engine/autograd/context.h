@@ -8,7 +8,6 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <unordered_map>
@@ -17,6 +16,7 @@
 #include <torch/csrc/autograd/edge.h>
 
 #include <weft/base/deadline.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/autograd/gradients.h>
 #include <weft/engine/autograd/ids.h>
 #include <weft/engine/autograd/nodes.h>
@@ -140,7 +140,7 @@ class Context final : public rpc::CallContext, public std::enable_shared_from_th
   void release(const std::string& why);
 
  private:
-  void fold();
+  void fold() WEFT_REQUIRES(mutex_);
   struct Fresh {
     PassId pass = 0;
     Gradients gradients;
@@ -152,9 +152,9 @@ class Context final : public rpc::CallContext, public std::enable_shared_from_th
   struct HashOfEdges {
     std::size_t operator()(const Edges& edges) const noexcept;
   };
-  [[nodiscard]] Plan remember(const PassName& pass, const Outcome& outcome);
-  std::vector<PassId> to_name() const;
-  std::vector<NodePtr<SendNode>> sends_in(PassId plan) const;
+  [[nodiscard]] Plan remember(const PassName& pass, const Outcome& outcome) WEFT_REQUIRES(mutex_);
+  std::vector<PassId> to_name() const WEFT_REQUIRES(mutex_);
+  std::vector<NodePtr<SendNode>> sends_in(PassId plan) const WEFT_REQUIRES(mutex_);
   void require_alive() const;
   static constexpr std::size_t kRememberedPasses = 256;
 
@@ -162,25 +162,26 @@ class Context final : public rpc::CallContext, public std::enable_shared_from_th
   const ContextId id_;
   const std::uint64_t steps_before_;  // before the context came here
   std::atomic<bool> released_{false};
-  mutable std::mutex mutex_;  // guards the members below
-  std::set<int> workers_;
-  std::set<int> lost_;  // a part of workers_
-  std::map<MessageId, NodePtr<SendNode>> sends_;
-  std::map<PassId, std::shared_ptr<Pass>> passes_;  // running
-  std::set<PassId> unsettled_;                      // this worker's own running passes
-  std::map<int, PassId> settled_;  // by root: its passes before this one have ended
+  mutable Mutex mutex_;
+  std::set<int> workers_ WEFT_GUARDED_BY(mutex_);
+  std::set<int> lost_ WEFT_GUARDED_BY(mutex_);  // a part of workers_
+  std::map<MessageId, NodePtr<SendNode>> sends_ WEFT_GUARDED_BY(mutex_);
+  std::map<PassId, std::shared_ptr<Pass>> passes_ WEFT_GUARDED_BY(mutex_);  // running
+  std::set<PassId> unsettled_ WEFT_GUARDED_BY(mutex_);  // this worker's own running passes
+  // By root: its passes before this one have ended.
+  std::map<int, PassId> settled_ WEFT_GUARDED_BY(mutex_);
   // Failed passes, at most kMostNamed, and the workers that may not know of them.
-  std::map<PassId, std::set<int>> untold_;
-  std::deque<PassId> endings_;       // the keys of `ended_`, the oldest first
-  std::map<PassId, Outcome> ended_;  // the last kRememberedPasses
-  std::map<PassId, Plan> plans_;
-  std::unordered_map<Edges, PassId, HashOfEdges> planned_;
-  std::uint64_t begun_ = 0;  // number of passes begun here
+  std::map<PassId, std::set<int>> untold_ WEFT_GUARDED_BY(mutex_);
+  std::deque<PassId> endings_ WEFT_GUARDED_BY(mutex_);  // the keys of `ended_`, the oldest first
+  std::map<PassId, Outcome> ended_ WEFT_GUARDED_BY(mutex_);  // the last kRememberedPasses
+  std::map<PassId, Plan> plans_ WEFT_GUARDED_BY(mutex_);
+  std::unordered_map<Edges, PassId, HashOfEdges> planned_ WEFT_GUARDED_BY(mutex_);
+  std::uint64_t begun_ WEFT_GUARDED_BY(mutex_) = 0;  // number of passes begun here
   // Gradients of passes that have succeeded here and may still fail elsewhere, in the order in
   // which the passes began here.
-  std::map<std::uint64_t, Fresh> fresh_;
-  Gradients gradients_;
-  std::vector<Running> running_;
+  std::map<std::uint64_t, Fresh> fresh_ WEFT_GUARDED_BY(mutex_);
+  Gradients gradients_ WEFT_GUARDED_BY(mutex_);
+  std::vector<Running> running_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::autograd

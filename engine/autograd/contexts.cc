@@ -19,7 +19,7 @@ PassId Contexts::next_pass() { return next_id(); }
 
 std::shared_ptr<Context> Contexts::make() {
   auto context = std::make_shared<Context>(core_, next_id(), step_count());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   contexts_.emplace(context->id(), context);
   return context;
 }
@@ -27,7 +27,7 @@ std::shared_ptr<Context> Contexts::make() {
 std::shared_ptr<rpc::CallContext> Contexts::arrived(ContextId id, int from) {
   std::shared_ptr<Context> context;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (buried_.contains(id)) return nullptr;
     auto& entry = contexts_[id];
     if (!entry) entry = std::make_shared<Context>(core_, id, last_step_.number);
@@ -38,25 +38,25 @@ std::shared_ptr<rpc::CallContext> Contexts::arrived(ContextId id, int from) {
 }
 
 void Contexts::steps_in(ContextId id) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (last_step_.context != id) step_of_other_ = last_step_;
   last_step_ = {id, last_step_.number + 1};
 }
 
 std::uint64_t Contexts::step_count() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return last_step_.number;
 }
 
 std::optional<ContextId> Contexts::stepped_by_other(ContextId id, std::uint64_t since) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Stepped& other = last_step_.context != id ? last_step_ : step_of_other_;
   if (other.number <= since) return std::nullopt;
   return other.context;
 }
 
 std::shared_ptr<Context> Contexts::find(ContextId id) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = contexts_.find(id);
   return found == contexts_.end() ? nullptr : found->second;
 }
@@ -64,7 +64,7 @@ std::shared_ptr<Context> Contexts::find(ContextId id) const {
 void Contexts::release(ContextId id, const std::string& why) {
   std::shared_ptr<Context> context;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     // A context that is unknown here is recorded too: the call that would bring it may arrive
     // later.
     if (const auto found = contexts_.find(id); found != contexts_.end()) {
@@ -87,7 +87,7 @@ void Contexts::release(ContextId id, const std::string& why) {
 
 std::vector<std::shared_ptr<Context>> Contexts::all() const {
   std::vector<std::shared_ptr<Context>> all;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [id, context] : contexts_) all.push_back(context);
   return all;
 }
@@ -128,7 +128,7 @@ void Contexts::worker_lost(int rank, std::optional<std::uint16_t> successor) {
 void Contexts::close() {
   std::vector<std::shared_ptr<Context>> contexts = all();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     contexts_.clear();
   }
   for (const auto& context : contexts)
@@ -136,7 +136,7 @@ void Contexts::close() {
 }
 
 bool Contexts::has_ended(ContextId id) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return buried_.contains(id);
 }
 

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include <weft/base/fence.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/autograd/ids.h>
 #include <weft/engine/call/extension.h>
 
@@ -56,8 +56,8 @@ class Contexts final : public rpc::ContextExtension {
 
   // Orders the optimizer steps on this worker, except those that may overlap with others.
   struct Steps {
-    std::mutex mutex;  // held during a step
-    Fence last;        // passes when the last step's work on GPUs has run
+    Mutex mutex;  // held during a step
+    Fence last;   // passes when the last step's work on GPUs has run
   };
   Steps& steps() { return steps_; }
   // Called before an optimizer steps here, in that context.
@@ -84,17 +84,18 @@ class Contexts final : public rpc::ContextExtension {
   rpc::AgentCore& core_;
   std::atomic<std::uint64_t> next_{1};
   Steps steps_;
-  mutable std::mutex mutex_;  // guards the members below
-  std::unordered_map<ContextId, std::shared_ptr<Context>> contexts_;
+  mutable Mutex mutex_;
+  std::unordered_map<ContextId, std::shared_ptr<Context>> contexts_ WEFT_GUARDED_BY(mutex_);
   // Contexts that have ended; a late message must not bring them back.
-  std::unordered_set<ContextId> buried_;
-  std::deque<ContextId> burials_;
+  std::unordered_set<ContextId> buried_ WEFT_GUARDED_BY(mutex_);
+  std::deque<ContextId> burials_ WEFT_GUARDED_BY(mutex_);
   struct Stepped {
     ContextId context = 0;
     std::uint64_t number = 0;  // from 1
   };
-  Stepped last_step_{};
-  Stepped step_of_other_{};  // the newest of another context than the last step's
+  Stepped last_step_ WEFT_GUARDED_BY(mutex_){};
+  Stepped step_of_other_
+      WEFT_GUARDED_BY(mutex_){};  // the newest of another context than the last step's
 };
 
 // The agent's own.

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <mutex>
 #include <string_view>
 #include <type_traits>
 #include <typeinfo>
@@ -10,6 +9,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
+#include <weft/base/mutex.h>
 #include <weft/engine/autograd/gradients.h>
 #include <weft/engine/autograd/nested.h>
 
@@ -26,14 +26,14 @@ using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorI
 class KeptGrads {
  public:
   void keep(const at::Tensor& leaf) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     Kept& kept = kept_[leaf.unsafeGetTensorImpl()];
     if (kept.nodes++ == 0) kept.grad = std::exchange(leaf.mutable_grad(), at::Tensor());
   }
   // `leaf` is undefined if the leaf has been destroyed.
   void give_back(const at::TensorImpl* which, const at::Tensor& leaf) {
     at::Tensor dropped;  // destroyed after the lock
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = kept_.find(which);
     if (--found->second.nodes > 0) return;
     dropped = leaf.defined() ? std::exchange(leaf.mutable_grad(), std::move(found->second.grad))
@@ -46,8 +46,8 @@ class KeptGrads {
     int nodes = 0;
     at::Tensor grad;
   };
-  std::mutex mutex_;
-  std::unordered_map<const at::TensorImpl*, Kept> kept_;
+  Mutex mutex_;
+  std::unordered_map<const at::TensorImpl*, Kept> kept_ WEFT_GUARDED_BY(mutex_);
 };
 
 KeptGrads& kept_grads() {
@@ -76,11 +76,11 @@ struct NestedPasses::State : c10::DebugInfoBase {
     WeakTensor tensor;
     at::Tensor gradient;
   };
-  std::mutex mutex;
+  Mutex mutex;
   std::unordered_map<const at::TensorImpl*, Leaf> leaves;
 
   void add(const at::Tensor& leaf, const at::Tensor& gradient) {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     const auto [found, is_new] = leaves.try_emplace(leaf.unsafeGetTensorImpl(),
                                                     Leaf{WeakTensor(leaf.getIntrusivePtr()), {}});
     if (is_new) kept_grads().keep(leaf);

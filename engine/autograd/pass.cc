@@ -75,7 +75,7 @@ Pass* Pass::current() { return running; }
 
 void Pass::watch() {
   if (deadline_.is_never()) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   timer_ = core_->loop()->at(deadline_, Task([weak = weak_from_this()] {
                                if (const auto self = weak.lock()) self->expire();
                              }));
@@ -83,7 +83,7 @@ void Pass::watch() {
 
 void Pass::expect(std::vector<NodePtr<SendNode>> sends,
                   const std::vector<torch::autograd::Edge>& roots) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<NodePtr<Node>> from;
   for (const auto& send : sends) {
     from.push_back(send);
@@ -107,7 +107,7 @@ void Pass::start(const std::vector<torch::autograd::Edge>& roots, variable_list 
   traced_.runs_here();
   std::vector<Ready> ready;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (std::size_t i = 0; i < roots.size(); ++i) {
       const auto producer = torch::autograd::InputMetadata(gradients[i]).stream();
       if (auto task = graph_.deliver(roots[i], std::move(gradients[i]), producer))
@@ -131,7 +131,7 @@ void Pass::arrive(const NodePtr<SendNode>& send, variable_list gradients) {
                                      std::to_string(send->num_inputs()) + " tensors");
   }
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (expected_.erase(send->message()) == 0) {
       if (ended_) return;
       throw Error(Blame::Caller,
@@ -186,10 +186,10 @@ void Pass::evaluate(Ready&& task, std::vector<Ready>& ready) {
   variable_list outputs =
       run_node(std::move(task), name_.retain_graph,
                [this](const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held) {
-                 std::lock_guard lock(mutex_);
+                 MutexLock lock(mutex_);
                  gradients_.add(parameter, gradient, held);
                });
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (ended_) return;
   for (std::size_t i = 0; i < outputs.size() && i < node->num_outputs(); ++i) {
     const auto& edge = node->next_edge(i);
@@ -210,7 +210,7 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
       shown("send gradient", node.message(), name_.pass, to.rank, bytes_of(gradients)));
   const std::string where = "sending a gradient to " + describe(to);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     reached_.insert(to.rank);
     unanswered_.insert(to.rank);
   }
@@ -246,23 +246,23 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
 }
 
 void Pass::answered(int rank) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto one = unanswered_.find(rank);
   if (one != unanswered_.end()) unanswered_.erase(one);
 }
 
 void Pass::at_end(std::function<void()> callback) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   at_end_.push_back(std::move(callback));
 }
 
 bool Pass::reached(int rank) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return reached_.contains(rank);
 }
 
 at::Tensor& Pass::gradient(const at::Tensor& parameter) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return gradients_.of(parameter);
 }
 
@@ -274,13 +274,13 @@ void Pass::end_local() {
     for (;;) {
       std::vector<std::function<void()>> callbacks;
       {
-        std::lock_guard lock(mutex_);
+        MutexLock lock(mutex_);
         callbacks.swap(at_end_);
       }
       if (callbacks.empty()) break;
       for (const auto& callback : callbacks) callback();
     }
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     gradients_.renew();
   } catch (...) {
     caught("at the end of its local part");
@@ -294,7 +294,7 @@ void Pass::end_one() {
   Gradients gradients;
   std::vector<MessageId> freed;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     gradients = std::move(gradients_);
     timer_ = {};
     for (const auto& send : sends_) {
@@ -315,7 +315,7 @@ void Pass::fail(const Outcome& why) {
   const bool news = context_->failed(name_, why);
   EventLoop::Registration timer;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     timer = std::move(timer_);
     expected_.clear();
   }
@@ -324,7 +324,7 @@ void Pass::fail(const Outcome& why) {
   if (news || begins_here_) {
     const Promise<void> told(core_->thread_pool());
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       told_ = told.future();
     }
     const auto end = [told, is_set = std::make_shared<std::atomic<bool>>(false)] {
@@ -344,14 +344,14 @@ void Pass::fail(const Outcome& why) {
 }
 
 Future<void> Pass::told() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return told_;
 }
 
 void Pass::absorb(const at::Tensor& parameter) {
   context_->require_no_other(name_);
   const at::Tensor earlier = context_->gradient(parameter);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   gradients_.absorb(parameter, earlier);
 }
 
@@ -364,7 +364,7 @@ void Pass::expire() {
   std::set<int> others;
   bool has_counted = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     has_counted = has_counted_;
     for (const auto& [message, to] : expected_) ++missing[to];
     others.insert(unanswered_.begin(), unanswered_.end());

@@ -14,11 +14,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <vector>
 
 #include <weft/base/event_loop.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/graph.h>
 #include <weft/engine/future/future.h>
@@ -95,7 +95,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   const Promise<Outcome> promise_;
   const Promise<void> started_;
   trace::Operation traced_;  // ended by the thread that ends the pass
-  EventLoop::Registration timer_;
+  EventLoop::Registration timer_ WEFT_GUARDED_BY(mutex_);
   std::atomic<bool> ended_{false};
   const std::shared_ptr<std::atomic<bool>> failed_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> adopted_;
@@ -103,16 +103,18 @@ class Pass : public std::enable_shared_from_this<Pass> {
   std::atomic<std::int64_t> local_{1};  // expected gradients, ready or running nodes, and the start
   std::atomic<std::int64_t> open_{1};   // gradients sent and unanswered, and the local part
 
-  mutable std::mutex mutex_;  // guards the members below
-  bool has_counted_ = false;  // expect() has been called
-  Graph graph_;
-  std::vector<NodePtr<SendNode>> sends_;  // keeps their graphs alive
-  std::map<MessageId, int> expected_;     // with the rank that the message was sent to
-  std::set<int> reached_;
-  std::multiset<int> unanswered_;  // ranks with an unanswered gradient, once for each
-  std::vector<std::function<void()>> at_end_;
-  Gradients gradients_;
-  Future<void> told_;
+  mutable Mutex mutex_;
+  bool has_counted_ WEFT_GUARDED_BY(mutex_) = false;  // expect() has been called
+  Graph graph_ WEFT_GUARDED_BY(mutex_);
+  std::vector<NodePtr<SendNode>> sends_ WEFT_GUARDED_BY(mutex_);  // keeps their graphs alive
+  // With the rank that the message was sent to.
+  std::map<MessageId, int> expected_ WEFT_GUARDED_BY(mutex_);
+  std::set<int> reached_ WEFT_GUARDED_BY(mutex_);
+  // Ranks with an unanswered gradient, once for each.
+  std::multiset<int> unanswered_ WEFT_GUARDED_BY(mutex_);
+  std::vector<std::function<void()>> at_end_ WEFT_GUARDED_BY(mutex_);
+  Gradients gradients_ WEFT_GUARDED_BY(mutex_);
+  Future<void> told_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::autograd
