@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <weft/base/error.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/ddp/other_wrappers.h>
 
 namespace weft::parallel {
@@ -14,8 +14,8 @@ namespace weft::parallel {
 namespace {
 
 struct Wrappers {
-  std::mutex mutex;
-  std::vector<const OtherWrappers*> all;
+  Mutex mutex;
+  std::vector<const OtherWrappers*> all WEFT_GUARDED_BY(mutex);
 };
 
 Wrappers& wrappers() {
@@ -26,12 +26,12 @@ Wrappers& wrappers() {
 }  // namespace
 
 OtherWrappers::OtherWrappers(const TrainedParameters& parameters) : parameters_(parameters) {
-  std::lock_guard lock(wrappers().mutex);
+  MutexLock lock(wrappers().mutex);
   wrappers().all.push_back(this);
 }
 
 OtherWrappers::~OtherWrappers() {
-  std::lock_guard lock(wrappers().mutex);
+  MutexLock lock(wrappers().mutex);
   std::erase(wrappers().all, this);
 }
 
@@ -63,7 +63,7 @@ void OtherWrappers::require_alone(std::size_t parameter, const void* context_pas
 bool OtherWrappers::average(std::size_t parameter, int graph_task) const {
   if (graph_task < 0) return false;
   const at::Tensor& tensor = parameters_[parameter].tensor;
-  std::lock_guard lock(wrappers().mutex);
+  MutexLock lock(wrappers().mutex);
   return std::any_of(wrappers().all.begin(), wrappers().all.end(), [&](const auto* other) {
     return other != this && other->averaged_task_ == graph_task &&
            other->parameters_.contain(tensor);

@@ -50,6 +50,7 @@ std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters,
                                        const DdpOptions& options) {
   std::shared_ptr<Reducer> reducer(
       new Reducer(std::move(parameters), std::move(groups), number, options));
+  MutexLock lock(reducer->mutex_);
   reducer->follow_parameters();
   return reducer;
 }
@@ -78,7 +79,7 @@ Reducer::~Reducer() {
 
 void Reducer::set_comm_hook(CommHook hook) {
   if (!hook) throw Error(Blame::Caller, "register_comm_hook: the hook is empty");
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (buckets_.has_hook())
     throw Error(Blame::Caller, "register_comm_hook: this model has a hook already; it takes one");
   if (pass_.is_open()) throw Error(Blame::Caller, "register_comm_hook: a backward pass is running");
@@ -88,7 +89,7 @@ void Reducer::set_comm_hook(CommHook hook) {
                 "hook once, before the first "
                 "backward");
   }
-  buckets_.set_hook([this, hook = std::move(hook)](GradBucket& bucket) {
+  buckets_.set_hook([this, hook = std::move(hook)](GradBucket& bucket) WEFT_REQUIRES(mutex_) {
     try {
       return hook(bucket);
     } catch (...) {
@@ -99,7 +100,7 @@ void Reducer::set_comm_hook(CommHook hook) {
 }
 
 void Reducer::set_follower(BucketFollower* follower) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (follower != nullptr && pass_.follower() != nullptr) {
     throw Error(
         Blame::Caller,
@@ -111,12 +112,12 @@ void Reducer::set_follower(BucketFollower* follower) {
 }
 
 bool Reducer::has_follower() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return pass_.follower() != nullptr;
 }
 
 void Reducer::begin_forward() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   auto* const follower = pass_.follower();
   if (follower != nullptr && !pass_.is_open()) follower->before_forward();
   follow_parameters();
@@ -127,7 +128,7 @@ void Reducer::begin_forward() {
 }
 
 bool Reducer::trains_others() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const std::vector<bool> now = parameters_.trained_now();
   if (std::find(now.begin(), now.end(), true) == now.end()) return false;
   for (std::size_t i = 0; i < now.size(); ++i) {
@@ -139,24 +140,24 @@ bool Reducer::trains_others() const {
 }
 
 void Reducer::take_over_trained() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   pass_.compare_trained();
 }
 
 void Reducer::set_divisor(int ranks) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   buckets_.set_divisor(ranks);
 }
 
 void Reducer::prepare_forward() {
   trace::step(group().rank());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (pass_.drop_failed()) backward_.end();
   pass_.prepare(backward_.is_reducing());
 }
 
 void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool trains) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto forward = std::make_shared<Forward>();
   forward->synchronizes = forwards_.are_synchronizing();
   bool is_visible = false;
@@ -179,12 +180,12 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool trains) {
 }
 
 bool Reducer::is_synchronizing() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return forwards_.are_synchronizing();
 }
 
 void Reducer::set_synchronizing(bool on) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   forwards_.set_synchronizing(on);
 }
 
@@ -236,7 +237,7 @@ void Reducer::enter_backward() {
 // Called by the first gradient of an output of `forward`.
 void Reducer::on_backward_start(Forward& forward) {
   const c10::AutoGradMode no_grad(false);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!hooks_.are_reached()) return forwards_.count(forward, false);
   enter_backward();
   forward.had_backward = true;
@@ -265,6 +266,7 @@ void Reducer::synchronize() {
 // Called when parameter.grad() has the gradient, perhaps added to an earlier one.
 void Reducer::on_gradient(std::size_t parameter) {
   if (is_inside_a_pass()) {
+    MutexLock lock(mutex_);
     throw Error(
         Blame::Caller,
         "a node calls backward() inside of a distributed backward, and brings a gradient for " +
@@ -274,7 +276,7 @@ void Reducer::on_gradient(std::size_t parameter) {
   }
   const bool creates_graph = c10::GradMode::is_enabled();
   const c10::AutoGradMode no_grad(false);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (gradient_of(parameters_[parameter].tensor).defined()) pass_.usage().note(parameter);
   enter_backward();
   // Gradients of a backward of no known forward are averaged, too, if there was a forward without
@@ -327,7 +329,7 @@ void Reducer::end_backward() {
   const c10::AutoGradMode no_grad(false);
   std::optional<RunningBackward::Direct> direct;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const Kind kind = backward_.end();
     direct = backward_.take_direct();
     if (kind == Kind::Synchronized) direct.reset();
@@ -335,7 +337,7 @@ void Reducer::end_backward() {
   }
   if (!direct || others_.average(direct->parameter, direct->graph_task)) return;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (std::exchange(warned_of_direct_, true)) return;
   }
   log::warn(
@@ -347,11 +349,12 @@ void Reducer::end_backward() {
 
 void Reducer::mirror_pass() {
   const c10::AutoGradMode no_grad(false);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   pass_.mirror();
 }
 
-std::vector<at::Tensor> Reducer::averaged_parameters() const {
+// Its callers keep the members from changing.
+WEFT_UNCHECKED_LOCKING std::vector<at::Tensor> Reducer::averaged_parameters() const {
   std::vector<at::Tensor> tensors;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (buckets_.hold(i)) tensors.push_back(parameters_[i].tensor);
@@ -360,7 +363,7 @@ std::vector<at::Tensor> Reducer::averaged_parameters() const {
 }
 
 DdpStats Reducer::stats() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return pass_.stats();
 }
 

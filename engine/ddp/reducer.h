@@ -28,11 +28,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include <weft/base/mutex.h>
 #include <weft/engine/ddp/accumulator_hooks.h>
 #include <weft/engine/ddp/comm_hooks.h>
 #include <weft/engine/ddp/ddp_options.h>
@@ -102,25 +102,25 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
           const DdpOptions& options);
   void on_backward_start(Forward& forward);
   void on_gradient(std::size_t parameter);
-  void enter_backward();
-  void keep_local(std::size_t parameter);
-  void synchronize();
-  void follow_parameters();
+  void enter_backward() WEFT_REQUIRES(mutex_);
+  void keep_local(std::size_t parameter) WEFT_REQUIRES(mutex_);
+  void synchronize() WEFT_REQUIRES(mutex_);
+  void follow_parameters() WEFT_REQUIRES(mutex_);
   void end_backward();
 
   DeviceGroups groups_;  // `of(device)` carries buckets, `own()` everything else
   const DdpOptions options_;
 
-  mutable std::mutex mutex_;  // guards all members below
-  TrainedParameters parameters_;
-  AccumulatorHooks hooks_;
+  mutable Mutex mutex_;
+  TrainedParameters parameters_ WEFT_GUARDED_BY(mutex_);
+  AccumulatorHooks hooks_ WEFT_GUARDED_BY(mutex_);
   OtherWrappers others_;  // thread-safe
-  GradientBuckets buckets_;
-  Forwards forwards_;
-  RunningBackward backward_;
-  GradientPass pass_;
-  ParameterCheck check_;
-  bool warned_of_direct_ = false;
+  GradientBuckets buckets_ WEFT_GUARDED_BY(mutex_);
+  Forwards forwards_ WEFT_GUARDED_BY(mutex_);
+  RunningBackward backward_ WEFT_GUARDED_BY(mutex_);
+  GradientPass pass_ WEFT_GUARDED_BY(mutex_);
+  ParameterCheck check_ WEFT_GUARDED_BY(mutex_);
+  bool warned_of_direct_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weft::parallel
