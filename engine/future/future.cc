@@ -163,7 +163,7 @@ class FutureCore::Turn {
   void leave() {
     if (std::exchange(left_, true)) return;
     {
-      std::lock_guard lock(core_.mutex_);
+      MutexLock lock(core_.mutex_);
       core_.runner_ = {};
       core_.in_turn_ = core_.any_left();
       if (!core_.in_turn_) return;
@@ -180,7 +180,7 @@ class FutureCore::Turn {
 thread_local FutureCore::Turn* FutureCore::Turn::innermost = nullptr;
 
 bool FutureCore::failed() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return error_ != nullptr;
 }
 
@@ -193,11 +193,11 @@ bool FutureCore::wait_until(Deadline deadline) const {
   const trace::WaitScope counted(executor_ ? executor_->name() : "futures");
   if (executor_) {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       ++drivers_;
     }
     const auto leave = [this] {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       --drivers_;
     };
     bool is_over = false;
@@ -217,7 +217,7 @@ bool FutureCore::wait_until(Deadline deadline) const {
     // The loop has ended. The thread that ends the agent completes its futures.
   }
   const auto wait = [&] {
-    std::unique_lock lock(mutex_);
+    UniqueLock lock(mutex_);
     const auto ready = [this] { return done_.load(); };
     deadline.is_never() ? changed_.wait(lock, ready)
                         : void(changed_.wait_until(lock, deadline.point(), ready));
@@ -231,7 +231,7 @@ bool FutureCore::wait_until(Deadline deadline) const {
 
 void FutureCore::on_done(Task task, bool light) {
   if (!light) task = in_this_execution_context(std::move(task));
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   const bool before_it = in_turn_ && runner_ != std::this_thread::get_id();
   const bool waits = !done_ || (before_it && !light);
   // It may block, so it must not run in this turn.
@@ -252,7 +252,7 @@ void FutureCore::run_in_order() {
   const Turn turn(*this);
   // The context of the completing thread is not theirs; on_done() has bound each one to its own.
   const ExecutionContextScope none(nullptr);
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   runner_ = std::this_thread::get_id();
   while (any_left()) {
     Task task = std::move(continuations_[next_++].task);
@@ -270,14 +270,14 @@ void FutureCore::run_in_order() {
 
 void FutureCore::drop_continuations() noexcept {
   std::vector<Continuation> dropped;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   dropped.swap(continuations_);
   next_ = 0;
   in_turn_ = false;
 }
 
 std::exception_ptr FutureCore::error() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return error_;
 }
 
@@ -286,7 +286,7 @@ void FutureCore::rethrow_if_failed() const {
 }
 
 DeviceWorkRef FutureCore::device_work() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return work_;
 }
 
@@ -304,7 +304,7 @@ void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work,
   bool driven = false;
   bool others = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (done_)
       throw Error(Blame::Caller, "a promise was set twice; it takes one value or one error");
     store();
@@ -362,30 +362,32 @@ void log_lost_exception() noexcept {
 
 Future<void> when_all_done(std::vector<Future<void>> futures) {
   struct Gathered {
-    std::mutex mutex;
-    DeviceWorkRef work;
-    std::size_t missing = 0;
-    bool ended = false;
+    explicit Gathered(std::size_t count) : missing(count) {}
+    Mutex mutex;
+    DeviceWorkRef work WEFT_GUARDED_BY(mutex);
+    std::size_t missing WEFT_GUARDED_BY(mutex);
+    bool ended WEFT_GUARDED_BY(mutex) = false;
   };
   if (futures.empty()) return Future<void>::ready();
-  auto gathered = std::make_shared<Gathered>();
-  gathered->missing = futures.size();
+  auto gathered = std::make_shared<Gathered>(futures.size());
   Promise<void> promise(executor_of(futures));
   auto result = promise.future();
   for (const Future<void>& future : futures) {
     future.on_done_light([gathered, promise](const Future<void>& one) {
       const auto error = one.error();
+      DeviceWorkRef work;
       {
-        std::lock_guard lock(gathered->mutex);
+        MutexLock lock(gathered->mutex);
         if (gathered->ended) return;
         if (!error) gathered->work = join(gathered->work, one.device_work());
         if (!error && --gathered->missing > 0) return;
         gathered->ended = true;
+        work = gathered->work;
       }
       if (error) {
         promise.set_error(error);
       } else {
-        promise.set_with(gathered->work, {});
+        promise.set_with(work, {});
       }
     });
   }

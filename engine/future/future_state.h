@@ -9,7 +9,6 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <type_traits>
@@ -20,6 +19,7 @@
 
 #include <weft/base/deadline.h>
 #include <weft/base/export.h>
+#include <weft/base/mutex.h>
 #include <weft/base/task.h>
 #include <weft/engine/future/executor.h>
 #include <weft/engine/tensor/device_work.h>
@@ -66,19 +66,20 @@ class WEFT_API FutureCore : public std::enable_shared_from_this<FutureCore> {
   class Turn;
   void run_in_order();
   void drop_continuations() noexcept;
-  bool any_left() const { return next_ < continuations_.size(); }  // requires mutex_
+  bool any_left() const WEFT_REQUIRES(mutex_) { return next_ < continuations_.size(); }
 
   const std::shared_ptr<Executor> executor_;  // null if no thread needs to drive a loop
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   mutable std::condition_variable changed_;
-  mutable int drivers_ = 0;  // threads that block in the executor's drive(); guarded by mutex_
+  mutable int drivers_ WEFT_GUARDED_BY(mutex_) = 0;  // threads that block in the executor's drive()
   std::atomic<bool> done_{false};
-  std::exception_ptr error_;
-  DeviceWorkRef work_;
-  std::vector<Continuation> continuations_;
-  std::size_t next_ = 0;    // index in continuations_ of the first that has not begun
-  bool in_turn_ = false;    // done, and a thread runs continuations_ or will
-  std::thread::id runner_;  // that thread, once it has begun
+  std::exception_ptr error_ WEFT_GUARDED_BY(mutex_);
+  DeviceWorkRef work_ WEFT_GUARDED_BY(mutex_);
+  std::vector<Continuation> continuations_ WEFT_GUARDED_BY(mutex_);
+  // Index in continuations_ of the first that has not begun.
+  std::size_t next_ WEFT_GUARDED_BY(mutex_) = 0;
+  bool in_turn_ WEFT_GUARDED_BY(mutex_) = false;  // done, and a thread runs continuations_ or will
+  std::thread::id runner_ WEFT_GUARDED_BY(mutex_);  // that thread, once it has begun
 };
 
 template <class T>

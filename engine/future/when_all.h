@@ -6,7 +6,6 @@
 #include <exception>
 #include <initializer_list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include <weft/base/export.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/future/future.h>
 
 namespace weft {
@@ -35,22 +35,21 @@ std::shared_ptr<Executor> executor_of(const std::vector<Future<T>>& futures) {
 template <class T>
 Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::is_void_v<T>) {
   struct Gathered {
-    std::mutex mutex;
-    std::vector<std::optional<T>> values;
-    detail::DeviceWorkRef work;
-    std::size_t missing = 0;
-    bool ended = false;
+    explicit Gathered(std::size_t count) : values(count), missing(count) {}
+    Mutex mutex;
+    std::vector<std::optional<T>> values WEFT_GUARDED_BY(mutex);
+    detail::DeviceWorkRef work WEFT_GUARDED_BY(mutex);
+    std::size_t missing WEFT_GUARDED_BY(mutex);
+    bool ended WEFT_GUARDED_BY(mutex) = false;
   };
   if (futures.empty()) return Future<std::vector<T>>::ready({});
-  auto gathered = std::make_shared<Gathered>();
-  gathered->values.resize(futures.size());
-  gathered->missing = futures.size();
+  auto gathered = std::make_shared<Gathered>(futures.size());
   Promise<std::vector<T>> promise(detail::executor_of(futures));
   auto result = promise.future();
   for (std::size_t i = 0; i < futures.size(); ++i) {
     futures[i].on_done_light([gathered, promise, i](const Future<T>& future) {
       auto error = future.error();
-      std::unique_lock lock(gathered->mutex);
+      UniqueLock lock(gathered->mutex);
       if (gathered->ended) return;
       if (!error) {
         try {
@@ -64,12 +63,15 @@ Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::i
         if (--gathered->missing > 0) return;
       }
       gathered->ended = true;
+      std::vector<std::optional<T>> all;
+      if (!error) all.swap(gathered->values);
+      const auto work = gathered->work;
       lock.unlock();
       if (error) return promise.set_error(error);
       std::vector<T> values;
-      values.reserve(gathered->values.size());
-      for (auto& value : gathered->values) values.push_back(std::move(*value));
-      promise.set_with(gathered->work, std::move(values));
+      values.reserve(all.size());
+      for (auto& value : all) values.push_back(std::move(*value));
+      promise.set_with(work, std::move(values));
     });
   }
   return result;
