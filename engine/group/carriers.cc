@@ -2,6 +2,7 @@
 #include <mutex>
 
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/carriers.h>
 #include <weft/transport/registry.h>
@@ -100,7 +101,7 @@ std::string Carriers::names() const {
 }
 
 void Carriers::set(c10::Device device, std::shared_ptr<transport::Communicator> made) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Carrier& carrier = carriers_.at(device.type());
   carrier.communicator = std::move(made);
   carrier.device = device;
@@ -108,7 +109,7 @@ void Carriers::set(c10::Device device, std::shared_ptr<transport::Communicator> 
 
 std::vector<std::shared_ptr<transport::Communicator>> Carriers::communicators() const {
   std::vector<std::shared_ptr<transport::Communicator>> made;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [type, carrier] : carriers_) {
     if (carrier.communicator) made.push_back(carrier.communicator);
   }

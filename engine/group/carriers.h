@@ -8,12 +8,12 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include <c10/core/Device.h>
 
+#include <weft/base/mutex.h>
 #include <weft/engine/group/job.h>
 #include <weft/transport/transport.h>
 
@@ -56,7 +56,7 @@ class Carriers {
 
  private:
   const CoreOptions& options_;
-  mutable std::mutex mutex_;  // held for moments only; guards communicators and their devices
+  mutable Mutex mutex_;  // held for moments only; guards communicators and their devices
   std::map<c10::DeviceType, Carrier> carriers_;
 };
 

@@ -35,14 +35,14 @@ bool Continuations::drive(const std::function<bool()>& done, Deadline, const voi
 void Continuations::block(const std::function<void()>& wait) {
   if (thread_executor() != this) return wait();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ++blocked_;
     call_another();
   }
   struct Back {
     Continuations& executor;
     ~Back() {
-      std::lock_guard lock(executor.mutex_);
+      MutexLock lock(executor.mutex_);
       --executor.blocked_;
     }
   } back{*this};
@@ -50,7 +50,7 @@ void Continuations::block(const std::function<void()>& wait) {
 }
 
 void Continuations::run(Task task) {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (!stopping_) {
     tasks_.push_back(std::move(task));
     call_another();
@@ -80,7 +80,7 @@ void Continuations::call_another() {
 void Continuations::work() {
   pthread_setname_np(pthread_self(), "weft-then");
   thread_executor() = this;
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   for (;;) {
     if (!tasks_.empty()) {
       Task task = std::move(tasks_.front());
@@ -100,7 +100,7 @@ void Continuations::work() {
 }
 
 void Continuations::stop(bool waits) {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   stopping_ = true;
   changed_.notify_all();
   // Tasks that block may have started more threads meanwhile.

@@ -8,10 +8,10 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/engine/future/executor.h>
 
 namespace weft::group {
@@ -37,16 +37,16 @@ class Continuations final : public weft::detail::Executor,
 
  private:
   void work();
-  // Starts or wakes a thread if a task waits and no thread is free. Requires mutex_.
-  void call_another();
+  // Starts or wakes a thread if a task waits and no thread is free.
+  void call_another() WEFT_REQUIRES(mutex_);
 
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Task> tasks_;
-  std::vector<std::thread> threads_;
-  int idle_ = 0;
-  int blocked_ = 0;
-  bool stopping_ = false;
+  std::deque<Task> tasks_ WEFT_GUARDED_BY(mutex_);
+  std::vector<std::thread> threads_ WEFT_GUARDED_BY(mutex_);
+  int idle_ WEFT_GUARDED_BY(mutex_) = 0;
+  int blocked_ WEFT_GUARDED_BY(mutex_) = 0;
+  bool stopping_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weft::group

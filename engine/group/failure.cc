@@ -22,7 +22,7 @@ void Failure::fail(const Error& why, const std::function<void()>& tell) {
   std::shared_ptr<HostFlag> flag;
   bool is_first = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     is_first = !broken_;
     if (is_first) {
       reason_ = why.text();
@@ -59,7 +59,7 @@ void Failure::differ(const std::string& how) {
 // time, and would wait for it when they leave. And a rank whose own part of a collective ended
 // before this rank refused its part would take this rank for lost.
 void Failure::tell_leaving() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (broken_->blame() == Blame::Caller)
     options_.job->membership->send({FrameType::Abort, 0, kCallsDiffer, options_.name, reason_});
   if (broken_->blame() != Blame::Timeout) return;
@@ -70,7 +70,7 @@ void Failure::tell_leaving() {
 void Failure::abort_on_failure(const std::shared_ptr<transport::Communicator>& communicator) {
   std::optional<Error> broken;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     broken = broken_;
     if (!broken) communicators_.push_back(communicator);
   }
@@ -78,7 +78,7 @@ void Failure::abort_on_failure(const std::shared_ptr<transport::Communicator>& c
 }
 
 void Failure::raise_on_failure(std::shared_ptr<HostFlag> flag) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   flag_ = std::move(flag);
 }
 
@@ -92,24 +92,25 @@ bool Failure::breaks_group(const Waits::Wait& operation, const Error& error) {
 // --- What is known ---
 
 bool Failure::is_broken(std::chrono::milliseconds within) {
-  std::unique_lock lock(mutex_);
-  return broken_changed_.wait_for(lock, within, [this] { return broken_.has_value(); });
+  UniqueLock lock(mutex_);
+  return broken_changed_.wait_for(lock, within,
+                                  [this]() WEFT_REQUIRES(mutex_) { return broken_.has_value(); });
 }
 
 void Failure::throw_if_broken() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (broken_) throw *broken_;
 }
 
 void Failure::throw_if_aborted() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (broken_ && broken_->blame() == Blame::Cancelled) throw *broken_;
 }
 
 void Failure::throw_if_failed() {
   std::optional<Error> unseen;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     unseen.swap(unseen_);
     if (!unseen && broken_) throw *broken_;
   }
@@ -117,20 +118,20 @@ void Failure::throw_if_failed() {
 }
 
 std::optional<Error> Failure::loss() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!broken_ || broken_->blame() != Blame::PeerLost) return std::nullopt;
   unseen_.reset();  // it came with the loss
   return broken_;
 }
 
 std::optional<Error> Failure::error() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!broken_ && unseen_) return explained(*unseen_).within("an earlier operation failed");
   return broken_;
 }
 
 void Failure::note_unseen(const Error& error) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!unseen_) unseen_ = error;
 }
 
@@ -149,15 +150,16 @@ void Failure::by_the_store(const std::function<void()>& meet) {
 
 Error Failure::explain(const Error& error) {
   if (error.blame() != Blame::PeerLost) return with_hint(error);
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (options_.job->connected && !options_.job->loop->inside()) {
-    broken_changed_.wait_for(lock, kLossIsTold, [this] { return broken_.has_value(); });
+    broken_changed_.wait_for(lock, kLossIsTold,
+                             [this]() WEFT_REQUIRES(mutex_) { return broken_.has_value(); });
   }
   return explained(error);
 }
 
 void Failure::explain_later(const Error& error, Explained done) {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (error.blame() == Blame::PeerLost && options_.job->connected && !broken_) {
     unexplained_.emplace_back(error, std::move(done));
     if (unexplained_.size() > 1) return;
@@ -175,7 +177,7 @@ void Failure::explain_later(const Error& error, Explained done) {
 void Failure::explain_waiting() {
   std::vector<std::pair<Error, Explained>> waiting;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     waiting.swap(unexplained_);
     for (auto& [error, done] : waiting) error = explained(error);
   }
@@ -208,11 +210,11 @@ Error Failure::with_absent(const Error& timeout, const Waits::Wait& wait) {
     return timeout;
   std::optional<Waits::Absent> known;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     known = absent_;
   }
   const Waits::Absent absent = known ? *known : options_.job->waits->who_kept(options_.name, wait);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!absent_) absent_ = absent;
   const auto with = [&](const Error& error) {
     if (absent.text.empty() || error.text().find(absent.text) != std::string::npos) return error;

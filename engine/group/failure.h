@@ -11,7 +11,6 @@
 #include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,6 +19,7 @@
 #include <weft/base/error.h>
 #include <weft/base/event_loop.h>
 #include <weft/base/fence.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/group/job.h>
 #include <weft/engine/group/ledger.h>
 #include <weft/engine/group/waits.h>
@@ -91,24 +91,25 @@ class Failure {
   static bool breaks_group(const Waits::Wait& operation, const Error& error);
 
  private:
-  Error explained(const Error& error) const;  // by the present knowledge; requires mutex_
+  Error explained(const Error& error) const WEFT_REQUIRES(mutex_);  // by the present knowledge
   void explain_waiting();
 
   const CoreOptions& options_;
   const Ledger& ledger_;
   const std::enable_shared_from_this<Core>& owner_;
 
-  std::mutex mutex_;  // guards all below
+  Mutex mutex_;
   std::condition_variable broken_changed_;
-  std::optional<Error> broken_;  // the first failure, with self()
-  std::string reason_;           // its text without self()
-  std::optional<Error> unseen_;
+  std::optional<Error> broken_ WEFT_GUARDED_BY(mutex_);  // the first failure, with self()
+  std::string reason_ WEFT_GUARDED_BY(mutex_);           // its text without self()
+  std::optional<Error> unseen_ WEFT_GUARDED_BY(mutex_);
   // Ranks that did not come to the operation whose time-out broke the group.
-  std::optional<Waits::Absent> absent_;
-  std::vector<std::pair<Error, Explained>> unexplained_;
-  EventLoop::Registration explaining_;                                   // the timer for these
-  std::vector<std::shared_ptr<transport::Communicator>> communicators_;  // to be aborted
-  std::shared_ptr<HostFlag> flag_;                                       // to be raised
+  std::optional<Waits::Absent> absent_ WEFT_GUARDED_BY(mutex_);
+  std::vector<std::pair<Error, Explained>> unexplained_ WEFT_GUARDED_BY(mutex_);
+  EventLoop::Registration explaining_ WEFT_GUARDED_BY(mutex_);  // the timer for these
+  // To be aborted.
+  std::vector<std::shared_ptr<transport::Communicator>> communicators_ WEFT_GUARDED_BY(mutex_);
+  std::shared_ptr<HostFlag> flag_ WEFT_GUARDED_BY(mutex_);  // to be raised
 };
 
 }  // namespace weft::group

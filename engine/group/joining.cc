@@ -151,7 +151,7 @@ void Joining::await_members() {
 
 transport::Communicator& Joining::communicator(c10::Device device) {
   const Carrier& carrier = carriers_.of(device);
-  std::lock_guard making(making_mutex_);
+  MutexLock making(making_mutex_);
   if (carrier.communicator && carrier.device != device) {
     throw Error(Blame::Caller, "this rank " + options_.place() + " uses " + carrier.device.str() +
                                    ", and this tensor is on " + device.str() +

@@ -9,11 +9,11 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include <weft/base/error.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/group/carriers.h>
 #include <weft/engine/group/failure.h>
 #include <weft/engine/group/job.h>
@@ -73,7 +73,7 @@ class Joining {
   Carriers& carriers_;
   Core* parent_ = nullptr;   // set while join() runs, for the thread in it
   bool has_joined_ = false;  // join() has returned, and operations may begin
-  std::mutex making_mutex_;  // held while a communicator is made: one at a time
+  Mutex making_mutex_;       // held while a communicator is made: one at a time
 };
 
 }  // namespace weft::group

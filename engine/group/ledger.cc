@@ -31,13 +31,13 @@ int Ledger::group_rank(int job_rank) const {
 }
 
 void Ledger::on_joined() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   joined_ = true;
   answer_leavers();
 }
 
 std::uint64_t Ledger::begin_collective() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto number = begun_ + 1;
   for (const auto& [rank, leaver] : leavers_) {
     if (leaver.collectives >= number) continue;
@@ -52,18 +52,18 @@ std::uint64_t Ledger::begin_collective() {
 }
 
 std::uint64_t Ledger::collectives_begun() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return begun_;
 }
 
 void Ledger::complete_collective(std::uint64_t number) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   unfinished_.erase(number);
   answer_leavers();
 }
 
 void Ledger::begin_send(int to) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (leavers_.contains(to)) {
     throw Error(Blame::PeerLost, "rank " + std::to_string(to) + " has left group '" + group_ +
                                      "'; it receives no more")
@@ -73,18 +73,18 @@ void Ledger::begin_send(int to) {
 }
 
 void Ledger::fail_send(int to) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   --sent_[static_cast<std::size_t>(to)];
 }
 
 void Ledger::begin_recv(int from) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto error = never_received(from, 1)) throw *error;
   ++expected_[from < 0 ? members_.size() : static_cast<std::size_t>(from)];
 }
 
 void Ledger::complete_recv(int from, int source) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   --expected_[from < 0 ? members_.size() : static_cast<std::size_t>(from)];
   if (source >= 0) ++received_[static_cast<std::size_t>(source)];
   answer_leavers();
@@ -145,7 +145,7 @@ void Ledger::on_leaving(const Frame& frame) {
   for (int i = 0; i <= rank_; ++i) {
     if (!(counts >> messages)) messages = 0;
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   leavers_.emplace(rank, Leaver{frame.number, messages, false});
   satisfied_.insert(rank);  // it waited for its own operations before it sent this
   answer_leavers();
@@ -158,24 +158,24 @@ void Ledger::on_completed(int rank, int leaver) {
 }
 
 void Ledger::on_gone(int rank) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   satisfied_.insert(group_rank(rank));
   changed_.notify_all();
 }
 
 void Ledger::on_lost(int rank) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   lost_.insert(group_rank(rank));
 }
 
 void Ledger::on_alone() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   alone_ = true;
   changed_.notify_all();
 }
 
 std::optional<Error> Ledger::left_behind() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto last = unfinished_.empty() ? 0 : *unfinished_.rbegin();
   for (const auto& [rank, leaver] : leavers_) {
     if (leaver.collectives < last) {
@@ -191,25 +191,25 @@ std::optional<Error> Ledger::left_behind() const {
 }
 
 bool Ledger::has_left(int rank) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const int member = group_rank(rank);
   return member < 0 || leavers_.contains(member);
 }
 
 bool Ledger::member_has_left(int rank) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return leavers_.contains(rank);
 }
 
 std::vector<int> Ledger::leavers() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<int> ranks;
   for (const auto& [rank, leaver] : leavers_) ranks.push_back(rank);
   return ranks;
 }
 
 std::vector<int> Ledger::living() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<int> ranks;
   for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
     if (!leavers_.contains(rank) && !lost_.contains(rank)) ranks.push_back(rank);
@@ -228,7 +228,7 @@ void Ledger::throw_if_left_without(const std::function<bool(int rank)>& came) co
 }
 
 std::string Ledger::who_left() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::string ranks;
   for (const auto& [rank, leaver] : leavers_)
     ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
@@ -241,16 +241,16 @@ void Ledger::say_leaving() {
   Frame frame;
   frame.type = FrameType::Leaving;
   frame.group = group_;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   frame.number = begun_;
   for (const auto count : sent_) frame.text += std::to_string(count) + " ";
   send_(std::move(frame));
 }
 
 std::vector<int> Ledger::await_others(const std::function<bool(int)>& known, Deadline deadline) {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   std::vector<int> waiting;
-  const auto done = [&] {
+  const auto done = [&]() WEFT_REQUIRES(mutex_) {
     waiting.clear();
     for (std::size_t i = 0; i < members_.size() && !alone_; ++i) {
       const int rank = static_cast<int>(i);

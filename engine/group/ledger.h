@@ -10,7 +10,6 @@
 #include <condition_variable>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -18,6 +17,7 @@
 
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/membership/frame.h>
 
 namespace weft::group {
@@ -86,9 +86,9 @@ class Ledger {
     std::uint64_t messages = 0;  // sent to this rank
     bool answered = false;
   };
-  std::uint64_t completed_through() const;
-  std::optional<Error> never_received(int from, std::uint64_t more) const;
-  void answer_leavers();
+  std::uint64_t completed_through() const WEFT_REQUIRES(mutex_);
+  std::optional<Error> never_received(int from, std::uint64_t more) const WEFT_REQUIRES(mutex_);
+  void answer_leavers() WEFT_REQUIRES(mutex_);
   int group_rank(int job_rank) const;
 
   const std::string group_;
@@ -96,20 +96,21 @@ class Ledger {
   const std::vector<int> members_;
   const std::function<void(Frame)> send_;
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable changed_;
-  bool joined_ = false;
-  std::uint64_t begun_ = 0;
-  std::set<std::uint64_t> unfinished_;
-  std::vector<std::uint64_t> sent_;      // by group rank
-  std::vector<std::uint64_t> received_;  // by group rank
+  bool joined_ WEFT_GUARDED_BY(mutex_) = false;
+  std::uint64_t begun_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::set<std::uint64_t> unfinished_ WEFT_GUARDED_BY(mutex_);
+  std::vector<std::uint64_t> sent_ WEFT_GUARDED_BY(mutex_);      // by group rank
+  std::vector<std::uint64_t> received_ WEFT_GUARDED_BY(mutex_);  // by group rank
   // Receives that have begun and not completed, by group rank; the last element counts those from
   // any.
-  std::vector<std::uint64_t> expected_;
-  std::map<int, Leaver> leavers_;  // by group rank
-  std::set<int> satisfied_;        // group ranks that need nothing more from this one
-  std::set<int> lost_;             // group ranks
-  bool alone_ = false;
+  std::vector<std::uint64_t> expected_ WEFT_GUARDED_BY(mutex_);
+  std::map<int, Leaver> leavers_ WEFT_GUARDED_BY(mutex_);  // by group rank
+  // Group ranks that need nothing more from this one.
+  std::set<int> satisfied_ WEFT_GUARDED_BY(mutex_);
+  std::set<int> lost_ WEFT_GUARDED_BY(mutex_);  // group ranks
+  bool alone_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weft::group

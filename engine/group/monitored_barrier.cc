@@ -56,13 +56,15 @@ void MonitoredBarrier::meet(std::chrono::milliseconds timeout) {
   }
   if (options_.size == 1) return;  // there is no other rank to meet
   timeout = std::min(timeout, kLongestTimeout);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const std::string& key : std::exchange(stale_, {})) store_.erase(key);
   const auto round = static_cast<std::uint64_t>(store_.add("monitored/closed", 0) + 1);
   const std::string base = "monitored/" + std::to_string(round) + "/";
+  const auto take_part = [&]() WEFT_REQUIRES(mutex_) {
+    options_.rank == 0 ? lead(base, timeout) : follow(base, timeout);
+  };
   recorded(member_, "monitored_barrier", round, options_.place(), [&] {
-    failure_.by_the_store(
-        [&] { options_.rank == 0 ? lead(base, timeout) : follow(base, timeout); });
+    failure_.by_the_store(take_part);
     return true;
   });
   // This round has passed, so all ranks have come to it and have left the earlier ones, whose keys

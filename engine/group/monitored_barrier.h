@@ -11,12 +11,12 @@
 #pragma once
 
 #include <chrono>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
 #include <weft/base/deadline.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/group/failure.h>
 #include <weft/engine/group/job.h>
 #include <weft/engine/group/ledger.h>
@@ -36,14 +36,13 @@ class MonitoredBarrier {
   void meet(std::chrono::milliseconds timeout);
 
  private:
-  // Run with the mutex held.
-  void lead(const std::string& base, std::chrono::milliseconds timeout);
-  std::set<int> count_in(const std::string& base, Deadline deadline);
+  void lead(const std::string& base, std::chrono::milliseconds timeout) WEFT_REQUIRES(mutex_);
+  std::set<int> count_in(const std::string& base, Deadline deadline) WEFT_REQUIRES(mutex_);
   std::set<int> everybody_else() const;
-  void await_readers(const std::string& base, const std::set<int>& absent);
-  void follow(const std::string& base, std::chrono::milliseconds timeout);
+  void await_readers(const std::string& base, const std::set<int>& absent) WEFT_REQUIRES(mutex_);
+  void follow(const std::string& base, std::chrono::milliseconds timeout) WEFT_REQUIRES(mutex_);
   std::string verdict(const std::string& base, const std::string& attempt,
-                      std::chrono::milliseconds timeout);
+                      std::chrono::milliseconds timeout) WEFT_REQUIRES(mutex_);
   std::string came() const;
 
   const CoreOptions& options_;
@@ -51,11 +50,11 @@ class MonitoredBarrier {
   StoreBootstrap& store_;
   const Ledger& ledger_;
   Failure& failure_;
-  std::mutex mutex_;  // held through a barrier; guards all below
-  int attempts_ = 0;
+  Mutex mutex_;  // held through a barrier
+  int attempts_ WEFT_GUARDED_BY(mutex_) = 0;
   // This rank's keys in the store: those of the round that passed last and of later ones, and those
   // of earlier rounds.
-  std::vector<std::string> keys_, stale_;
+  std::vector<std::string> keys_ WEFT_GUARDED_BY(mutex_), stale_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::group

@@ -110,7 +110,7 @@ Work Operations::issue(Operation operation, const Call& call) {
                                           "the host waits for it");
   }
   auto state = new_state(operation.device, operation.host_waits || operation.device.is_cpu());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   transport::Communicator& communicator = joining_.communicator(operation.device);
   state->backend = communicator.backend();
   const auto number = begin_collective(operation);
@@ -212,7 +212,7 @@ Work Operations::issue_message(const at::Tensor& tensor, int peer, bool is_send,
                                const MessageCall& call) {
   throw_if_refused();
   auto state = new_state(tensor.device(), tensor.device().is_cpu());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   transport::Communicator& communicator = joining_.communicator(tensor.device());
   unfinished_.begin(
       {.name = is_send ? "send to" : "recv from", .since = coarse_now(), .peer = peer});
@@ -247,7 +247,7 @@ Work Operations::issue_message(const at::Tensor& tensor, int peer, bool is_send,
 transport::PointToPoint& Operations::messages_of(transport::Communicator& communicator, int peer,
                                                  int tag) const {
   transport::PointToPoint* const messages = communicator.point_to_point();
-  const auto need = [&](bool present, const std::string& what) {
+  const auto need = [&](bool present, const std::string& what) WEFT_REQUIRES(mutex_) {
     if (present) return;
     throw Error(Blame::Unsupported, unfinished_.last().what() + " " + options_.place() +
                                         ": backend '" + std::string(communicator.backend()) + "' " +
@@ -338,7 +338,7 @@ std::string Operations::wait_for_all(Deadline deadline) {
   std::vector<Unfinished::Issued> issued;
   {
     // Other threads may be issuing; from now on they are refused.
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     issued = unfinished_.issued();
   }
   for (const auto& one : issued) {
@@ -347,12 +347,14 @@ std::string Operations::wait_for_all(Deadline deadline) {
   return "";
 }
 
-std::vector<Waits::Wait> Operations::pending() {
+// The analysis does not know try_to_lock.
+WEFT_UNCHECKED_LOCKING std::vector<Waits::Wait> Operations::pending() {
   std::unique_lock lock(mutex_, std::try_to_lock);
   return lock ? unfinished_.waits() : std::vector<Waits::Wait>();
 }
 
-Waits::Progress Operations::progress() {
+// Like pending().
+WEFT_UNCHECKED_LOCKING Waits::Progress Operations::progress() {
   const std::uint64_t begun = ledger_->collectives_begun();
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return {begun, "a call of this group that has not returned"};

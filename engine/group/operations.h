@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <weft/base/deadline.h>
+#include <weft/base/mutex.h>
 #include <weft/base/op.h>
 #include <weft/engine/group/carriers.h>
 #include <weft/engine/group/detail_comparison.h>
@@ -76,19 +76,21 @@ class Operations {
  private:
   struct Message;
   std::shared_ptr<WorkState> new_state(const c10::Device& device, bool host_waits) const;
-  // These phases of issuing an operation run with the mutex held.
-  std::uint64_t begin_collective(const Operation& operation);
-  trace::Operation record(const Operation& operation, std::uint64_t number) const;
+  // The phases of issuing an operation.
+  std::uint64_t begin_collective(const Operation& operation) WEFT_REQUIRES(mutex_);
+  trace::Operation record(const Operation& operation, std::uint64_t number) const
+      WEFT_REQUIRES(mutex_);
   void start(Operation& operation, std::uint64_t number, const Call& call,
-             transport::Communicator& communicator, WorkState& state);
-  void follow_collective(const WorkState& state, std::uint64_t number, trace::Operation traced);
+             transport::Communicator& communicator, WorkState& state) WEFT_REQUIRES(mutex_);
+  void follow_collective(const WorkState& state, std::uint64_t number, trace::Operation traced)
+      WEFT_REQUIRES(mutex_);
   transport::PointToPoint& messages_of(transport::Communicator& communicator, int peer,
-                                       int tag) const;
-  void begin_message(const Message& message, const at::Tensor& tensor);
+                                       int tag) const WEFT_REQUIRES(mutex_);
+  void begin_message(const Message& message, const at::Tensor& tensor) WEFT_REQUIRES(mutex_);
   void follow_message(const Waits::Wait& wait, const Op& op, const Message& message,
-                      trace::Operation traced);
+                      trace::Operation traced) WEFT_REQUIRES(mutex_);
   void follow(const Waits::Wait& wait, const Op& op,
-              std::function<void(const std::optional<Error>&)> done);
+              std::function<void(const std::optional<Error>&)> done) WEFT_REQUIRES(mutex_);
 
   Core& core_;  // for handles and callbacks, which keep it alive or hold it weakly
   const CoreOptions& options_;
@@ -98,8 +100,8 @@ class Operations {
   Carriers& carriers_;
   Joining& joining_;
   std::atomic<bool> has_left_{false};
-  std::mutex mutex_;       // held while an operation is issued: the order of operations
-  Unfinished unfinished_;  // guarded by mutex_
+  Mutex mutex_;  // held while an operation is issued: the order of operations
+  Unfinished unfinished_ WEFT_GUARDED_BY(mutex_);
   RecentCalls recent_calls_;
   MessageNumbers message_numbers_;
   DetailComparison comparison_;

@@ -18,12 +18,12 @@ void RecentCalls::remember(const Operation& operation, std::uint64_t number) {
     called.device = first.device().type();
     if (!operation.parts) called.bytes = first.nbytes();
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   called_[number % called_.size()] = called;
 }
 
 std::optional<std::string> RecentCalls::text(std::uint64_t number) const {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   const Called called = called_[number % called_.size()];
   lock.unlock();
   return number > 0 && called.number == number ? std::optional(called.text()) : std::nullopt;

@@ -5,13 +5,13 @@
 
 #include <array>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
+#include <weft/base/mutex.h>
 #include <weft/engine/group/operation.h>
 
 namespace weft::group {
@@ -35,8 +35,9 @@ class RecentCalls {
     transport::Training training = {};
     std::string text() const;
   };
-  mutable std::mutex mutex_;             // held for moments only
-  std::array<Called, 128> called_ = {};  // at number % size; guarded by mutex_
+  mutable Mutex mutex_;  // held for moments only
+  // At number % size.
+  std::array<Called, 128> called_ WEFT_GUARDED_BY(mutex_) = {};
 };
 
 }  // namespace weft::group

@@ -137,13 +137,13 @@ Waits::Waits(int rank, const std::shared_ptr<Membership>& membership,
     : rank_(rank), membership_(membership), loop_(loop), reports_(std::move(reports)) {}
 
 void Waits::add(const std::string& group, Source source) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   sources_[group] = std::move(source);
 }
 
 void Waits::remove(const std::string& group) {
   Source last;  // destroyed after the lock is released
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = sources_.find(group);
   if (found == sources_.end()) return;
   last = std::move(found->second);
@@ -151,7 +151,7 @@ void Waits::remove(const std::string& group) {
 }
 
 std::optional<Waits::Source> Waits::source_of(const std::string& group) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = sources_.find(group);
   return found == sources_.end() ? std::nullopt : std::optional(found->second);
 }
@@ -161,7 +161,7 @@ std::optional<std::pair<std::string, Waits::Wait>> Waits::oldest(const std::stri
   // lock.
   std::map<std::string, Source> sources;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     sources = sources_;
   }
   std::optional<std::pair<std::string, Wait>> oldest;
@@ -241,7 +241,7 @@ void Waits::on_asked(const Frame& frame) {
                         : Progress{0, "no operation: it has not made this group, or has left it"};
   std::string meeting;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!meeting_.empty()) meeting = meeting_.back();
   }
   const auto wait = oldest();
@@ -297,8 +297,8 @@ Waits::Answers Waits::ask(const std::string& group) {
   const auto loop = loop_.lock();
   if (!loop || loop->inside()) return {};
   struct Asked : HostFlag {
-    std::mutex mutex;
-    Answers answers;
+    Mutex mutex;
+    Answers answers WEFT_GUARDED_BY(mutex);
   };
   const auto asked = std::make_shared<Asked>();
   loop->post([weak = weak_from_this(), group, asked] {
@@ -306,14 +306,14 @@ Waits::Answers Waits::ask(const std::string& group) {
     if (!self) return asked->raise();
     self->begin_round(group, [asked](const Answers& answers) {
       {
-        std::lock_guard lock(asked->mutex);
+        MutexLock lock(asked->mutex);
         asked->answers = answers;
       }
       asked->raise();
     });
   });
   static_cast<void>(asked->synchronize(Deadline::in(2 * kAnswers)));  // the loop may be held up
-  std::lock_guard lock(asked->mutex);
+  MutexLock lock(asked->mutex);
   return asked->answers;
 }
 
@@ -323,7 +323,7 @@ std::vector<std::string> Waits::waiting_for(const std::string& group) {
     if (lines.size() < kMostLines) lines.push_back(line);
   };
   {
-    std::lock_guard lock(meetings_mutex_);
+    MutexLock lock(meetings_mutex_);
     for (const Meeting* meeting : meetings_) {
       if (meeting->group_ != group) continue;
       for (const int rank : meeting->missing_()) {
@@ -406,7 +406,7 @@ void Waits::tick() {
 void Waits::tell_calls() {
   std::map<std::string, Source> sources;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     sources = sources_;
   }
   const auto now = Clock::now();
@@ -420,7 +420,7 @@ void Waits::tell_calls() {
       continue;
     }
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       const auto found = sources_.find(group);
       if (found != sources_.end()) found->second.told = first->collective;
     }
@@ -528,7 +528,7 @@ Waits::LocalWait::LocalWait(std::shared_ptr<Waits> waits, std::string group, std
       rank_(rank),
       patience_(waits_->reports_, since_ + waits_->turn()) {
   {
-    std::lock_guard lock(waits_->meetings_mutex_);
+    MutexLock lock(waits_->meetings_mutex_);
     waits_->local_waits_.push_back(this);
   }
   waits_->begin_meeting("the wait for " + what_ + " on group '" + group_ + "'");
@@ -536,7 +536,7 @@ Waits::LocalWait::LocalWait(std::shared_ptr<Waits> waits, std::string group, std
 
 Waits::LocalWait::~LocalWait() {
   {
-    std::lock_guard lock(waits_->meetings_mutex_);
+    MutexLock lock(waits_->meetings_mutex_);
     std::erase(waits_->local_waits_, this);
   }
   waits_->end_meeting("the wait for " + what_ + " on group '" + group_ + "'");
@@ -563,12 +563,12 @@ void Waits::LocalWait::look() {
 // --- Meetings ---
 
 void Waits::begin_meeting(const std::string& name) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   meeting_.push_back(name);
 }
 
 void Waits::end_meeting(const std::string& name) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto own = std::find(meeting_.begin(), meeting_.end(), name);
   if (own != meeting_.end()) meeting_.erase(own);
 }
@@ -583,7 +583,7 @@ Waits::Meeting::Meeting(std::shared_ptr<Waits> waits, std::string group, std::st
       missing_(std::move(missing)),
       patience_(waits_->reports_) {
   {
-    std::lock_guard lock(waits_->meetings_mutex_);
+    MutexLock lock(waits_->meetings_mutex_);
     waits_->meetings_.push_back(this);
   }
   waits_->begin_meeting(what_ + " of group '" + group_ + "'");
@@ -591,7 +591,7 @@ Waits::Meeting::Meeting(std::shared_ptr<Waits> waits, std::string group, std::st
 
 Waits::Meeting::~Meeting() {
   {
-    std::lock_guard lock(waits_->meetings_mutex_);
+    MutexLock lock(waits_->meetings_mutex_);
     std::erase(waits_->meetings_, this);
   }
   waits_->end_meeting(what_ + " of group '" + group_ + "'");

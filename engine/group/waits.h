@@ -26,7 +26,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,6 +34,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/event_loop.h>
+#include <weft/base/mutex.h>
 #include <weft/base/patience.h>
 #include <weft/engine/membership/frame.h>
 
@@ -204,13 +204,13 @@ class Waits : public std::enable_shared_from_this<Waits> {
   const WaitReports reports_;
   std::atomic<bool> connected_{false};
 
-  mutable std::mutex mutex_;
-  std::map<std::string, Source> sources_;
+  mutable Mutex mutex_;
+  std::map<std::string, Source> sources_ WEFT_GUARDED_BY(mutex_);
   // The meetings in which threads of this rank wait, for ranks that ask.
-  std::vector<std::string> meeting_;
-  std::mutex meetings_mutex_;  // held while meetings query the store: never taken on the loop
-  std::vector<const Meeting*> meetings_;
-  std::vector<const LocalWait*> local_waits_;  // guarded by meetings_mutex_
+  std::vector<std::string> meeting_ WEFT_GUARDED_BY(mutex_);
+  Mutex meetings_mutex_;  // held while meetings query the store: never taken on the loop
+  std::vector<const Meeting*> meetings_ WEFT_GUARDED_BY(meetings_mutex_);
+  std::vector<const LocalWait*> local_waits_ WEFT_GUARDED_BY(meetings_mutex_);
 
   // Used on the loop only.
   EventLoop::Registration ticking_;

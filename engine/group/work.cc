@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
-#include <mutex>
 
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/future/thread_executor.h>
 #include <weft/engine/future/when_all.h>
 #include <weft/engine/group/core.h>
@@ -183,7 +183,7 @@ struct Inline {
   std::shared_ptr<group::WorkState> state;
   std::function<void(const std::optional<Error>&)> done;
   std::atomic<std::size_t> left;  // Ops that have not ended
-  std::mutex mutex;
+  Mutex mutex;
   std::optional<Error> error;  // of the first Op that failed; guarded by mutex
 
   static void call(const std::function<void(const std::optional<Error>&)>& done,
@@ -198,7 +198,7 @@ struct Inline {
 
   void ended(const Op& op) {
     if (const auto why = op.error()) {
-      std::lock_guard lock(mutex);
+      MutexLock lock(mutex);
       if (!error) error = why;
     }
     if (--left > 0) return;
