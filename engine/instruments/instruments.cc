@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <random>
 
@@ -12,6 +11,7 @@
 #include <weft/base/error.h>
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/instruments/instruments.h>
 #include <weft/engine/instruments/job_clock.h>
 #include <weft/engine/instruments/metrics.h>
@@ -112,9 +112,9 @@ class Recording {
   const bool away_;
 };
 
-constinit ForkMutex recordings_mutex(ForkOrder::Engine);  // guards the next variable
+constinit ForkMutex recordings_mutex(ForkOrder::Engine);
 // By rank: a process has several if its threads are ranks.
-std::map<int, std::weak_ptr<const Recording>> recordings;
+std::map<int, std::weak_ptr<const Recording>> recordings WEFT_GUARDED_BY(recordings_mutex);
 
 // Arranges how the parts of all ranks reach rank 0, for a job whose ranks are known.
 std::shared_ptr<const Recording> record(const InstrumentedRank& participant, const std::string& job,
@@ -133,7 +133,7 @@ std::shared_ptr<const Recording> record(const InstrumentedRank& participant, con
   if (store->add("weft/timeline/records", 1) == participant.ranks)
     store->set("weft/timeline/all record", {});
   store->get("weft/timeline/all record", deadline);
-  std::lock_guard lock(recordings_mutex);
+  MutexLock lock(recordings_mutex);
   auto& known = recordings[participant.rank];
   if (auto lives = known.lock()) return lives;
   auto made = std::make_shared<const Recording>(participant, job, store, std::move(clock),

@@ -19,6 +19,7 @@
 #include <weft/base/error.h>
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/instruments/metrics.h>
 #include <weft/engine/rendezvous/rendezvous.h>
 #include <weft/profiling/trace/depth.h>
@@ -212,15 +213,15 @@ struct Service {
   prometheus::Exposer exposer;
 };
 
-constinit ForkMutex serving(ForkOrder::Engine);  // guards the next two variables
-Service* service = nullptr;
+constinit ForkMutex serving(ForkOrder::Engine);
+Service* service WEFT_GUARDED_BY(serving) = nullptr;
 // The process that serves: a forked child has `service`, but none of its threads.
-pid_t served_in = 0;
+pid_t served_in WEFT_GUARDED_BY(serving) = 0;
 
 }  // namespace
 
 void serve_metrics(const std::string& text, int rank) {
-  std::lock_guard lock(serving);
+  MutexLock lock(serving);
   if (served_in == ::getpid()) return;
   const std::string address =
       metrics_address(text, group::local_rank(group::process_environment()).value_or(0));
