@@ -48,7 +48,7 @@ Rendezvous::Rendezvous(std::shared_ptr<SharedStore> store, Settings settings, No
 
 Rendezvous::~Rendezvous() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stops_ = true;
   }
   wakes_.notify_all();
@@ -56,8 +56,9 @@ Rendezvous::~Rendezvous() {
 }
 
 void Rendezvous::beat() {
-  std::unique_lock lock(mutex_);
-  while (!wakes_.wait_for(lock, settings_.keep_alive_interval, [this] { return stops_; })) {
+  UniqueLock lock(mutex_);
+  while (!wakes_.wait_for(lock, settings_.keep_alive_interval,
+                          [this]() WEFT_REQUIRES(mutex_) { return stops_; })) {
     lock.unlock();
     try {
       store_->beat(self_.id);

@@ -9,13 +9,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
+#include <weft/base/mutex.h>
 #include <weft/base/patience.h>
 #include <weft/engine/launch/rendezvous_state.h>
 #include <weft/engine/launch/shared_store.h>
@@ -108,9 +108,9 @@ class Rendezvous {
   Clock::time_point next_look_;
   Clock::time_point last_watch_;
 
-  std::mutex mutex_;  // guards the members below
+  Mutex mutex_;
   std::condition_variable wakes_;
-  bool stops_ = false;
+  bool stops_ WEFT_GUARDED_BY(mutex_) = false;
   std::thread heart_;
 };
 

@@ -5,9 +5,10 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
+
+#include <weft/base/mutex.h>
 
 namespace weft::launch {
 
@@ -34,20 +35,20 @@ class SharedStore {
 class LocalStore final : public SharedStore {
  public:
   std::string get() override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return value_;
   }
   std::string compare_set(const std::string& expected, const std::string& desired) override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (value_ == expected) value_ = desired;
     return value_;
   }
   void beat(const std::string& id) override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ++beats_[id];
   }
   std::vector<std::int64_t> beats(const std::vector<std::string>& ids) override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::vector<std::int64_t> counts;
     for (const std::string& id : ids) counts.push_back(beats_[id]);
     return counts;
@@ -55,9 +56,9 @@ class LocalStore final : public SharedStore {
   bool is_hosted_here() const override { return false; }
 
  private:
-  std::mutex mutex_;
-  std::string value_;
-  std::map<std::string, std::int64_t> beats_;
+  Mutex mutex_;
+  std::string value_ WEFT_GUARDED_BY(mutex_);
+  std::map<std::string, std::int64_t> beats_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::launch

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -26,6 +25,7 @@
 #include <weft/base/descriptor.h>
 #include <weft/base/error.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/launch/process.h>
 #include <weft/engine/launch/spawn.h>
 #include <weft/profiling/trace/timeline.h>
@@ -67,10 +67,10 @@ Error decode(const std::string& report) {
   numbers = std::istringstream(line);
   for (int rank = 0; numbers >> rank;) ranks.push_back(rank);
   const std::string text(std::istreambuf_iterator<char>(lines), {});
-  static std::mutex mutex;
+  static Mutex mutex;
   // A Place points to one of them and is never freed.
-  static auto* const files = new std::set<std::string>;
-  const std::lock_guard lock(mutex);
+  static auto* const files WEFT_POINTEE_GUARDED_BY(mutex) = new std::set<std::string>;
+  const MutexLock lock(mutex);
   const Place place{files->insert(file).first->c_str(), line_number};
   return Error(static_cast<Blame>(blame), text, native_code, place).with_ranks(std::move(ranks));
 }
