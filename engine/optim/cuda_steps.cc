@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 
+#include <weft/base/mutex.h>
 #include <weft/cuda/device.h>
 #include <weft/cuda/retire.h>
 #include <weft/cuda/stream.h>
@@ -28,10 +28,10 @@ const std::shared_ptr<tensor::CudaDevices>& machines() {
 // destroyed and its retired share reclaimed.
 std::shared_ptr<const kernels::CudaKernels> kernels_on(
     const std::shared_ptr<cuda::Device>& device) {
-  static std::mutex mutex;
-  static auto* const loaded =
+  static Mutex mutex;
+  static auto* const loaded WEFT_POINTEE_GUARDED_BY(mutex) =
       new std::map<const cuda::Device*, std::weak_ptr<const kernels::CudaKernels>>();
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   // Kernels own their device. So the entry of a destroyed device has expired, even if a new device
   // has its address.
   std::erase_if(*loaded, [](const auto& entry) { return entry.second.expired(); });

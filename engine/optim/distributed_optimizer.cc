@@ -161,25 +161,26 @@ template <class T>
 Future<void> all_of(const std::vector<Owner>& owners, std::string what,
                     std::vector<Future<T>> asked) {
   struct Gathered {
-    explicit Gathered(std::string what) : failures(std::move(what)) {}
-    std::mutex mutex;
-    Failures failures;
-    weft::detail::DeviceWorkRef work;  // this worker's own
-    std::size_t missing = 0;
+    Gathered(std::string what, std::size_t count) : failures(std::move(what)), missing(count) {}
+    Mutex mutex;
+    Failures failures WEFT_GUARDED_BY(mutex);
+    weft::detail::DeviceWorkRef work WEFT_GUARDED_BY(mutex);  // this worker's own
+    std::size_t missing WEFT_GUARDED_BY(mutex);
   };
-  auto gathered = std::make_shared<Gathered>(std::move(what));
-  gathered->missing = asked.size();
+  auto gathered = std::make_shared<Gathered>(std::move(what), asked.size());
   Promise<void> promise(weft::detail::executor_of(asked));
   for (std::size_t i = 0; i < asked.size(); ++i) {
     asked[i].on_done_light([gathered, promise, worker = owners[i].worker](const Future<T>& one) {
-      std::unique_lock lock(gathered->mutex);
+      UniqueLock lock(gathered->mutex);
       if (const auto error = one.error()) gathered->failures.add(worker, error);
       gathered->work = weft::detail::join(gathered->work, one.device_work());
       if (--gathered->missing > 0) return;
+      const Failures failures = std::move(gathered->failures);
+      const auto work = std::move(gathered->work);
       lock.unlock();
       try {
-        gathered->failures.require_none();
-        promise.set_with(gathered->work, {});
+        failures.require_none();
+        promise.set_with(work, {});
       } catch (const Error&) {
         promise.set_error(std::current_exception());
       }
@@ -376,8 +377,8 @@ Fence LocalOptimizer::step(autograd::Context& context) {
   const auto core = context.core();
   autograd::Contexts::Steps& steps = autograd::contexts_of(*core).steps();
   std::unique_lock<std::mutex> others;
-  if (order_ == StepOrder::Locked) others = std::unique_lock(steps.mutex);
-  std::lock_guard lock(mutex_);
+  if (order_ == StepOrder::Locked) others = std::unique_lock<std::mutex>(steps.mutex);
+  MutexLock lock(mutex_);
   // Each call that steps runs on streams of its own.
   const auto streams = tensor::CudaDevices::current_streams(core->devices().gpus());
   Fence& last = order_ == StepOrder::Locked ? steps.last : last_;
@@ -387,7 +388,7 @@ Fence LocalOptimizer::step(autograd::Context& context) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     stepped_[i].mutable_grad() = context.gradient(parameters_[i]);
   }
-  const auto end = [&] {
+  const auto end = [&]() WEFT_REQUIRES(mutex_) {
     for (const at::Tensor& one : stepped_) one.mutable_grad() = at::Tensor();
     last = last_ = core->devices().cuda().recorded(streams);
   };
@@ -403,24 +404,24 @@ Fence LocalOptimizer::step(autograd::Context& context) {
 }
 
 void LocalOptimizer::set_lr(double lr) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   optimizer_->defaults().set_lr(lr);
   for (auto& group : optimizer_->param_groups()) group.options().set_lr(lr);
 }
 
 double LocalOptimizer::lr() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return optimizer_->param_groups().front().options().get_lr();
 }
 
 std::string LocalOptimizer::save() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   wait_here(last_, "save()");
   return saved(*optimizer_);
 }
 
 void LocalOptimizer::load(std::string text) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   wait_here(last_, "load()");
   optim::load(*optimizer_, text);
 }

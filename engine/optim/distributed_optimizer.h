@@ -17,7 +17,6 @@
 #include <concepts>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +25,7 @@
 
 #include <weft/base/export.h>
 #include <weft/base/fence.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/autograd/autograd_context.h>
 #include <weft/engine/optim/options_on_wire.h>
 #include <weft/engine/rpc/agent.h>
@@ -72,6 +72,7 @@ class WEFT_API LocalOptimizer {
  protected:
   const std::vector<at::Tensor>& stepped() const { return stepped_; }
   void own(std::unique_ptr<torch::optim::Optimizer> optimizer) {
+    MutexLock lock(mutex_);
     optimizer_ = std::move(optimizer);
   }
 
@@ -79,9 +80,9 @@ class WEFT_API LocalOptimizer {
   const StepOrder order_;
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> stepped_;
-  mutable std::mutex mutex_;
-  Fence last_;  // the previous step has run on the GPUs
-  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  mutable Mutex mutex_;
+  Fence last_ WEFT_GUARDED_BY(mutex_);  // the previous step has run on the GPUs
+  std::unique_ptr<torch::optim::Optimizer> optimizer_ WEFT_GUARDED_BY(mutex_);
 };
 
 template <class O, class Options>
