@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
-#include <mutex>
 
 #include <weft/base/error.h>
 #include <weft/base/fork_mutex.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/rendezvous/launcher_variables.h>
 #include <weft/engine/rendezvous/lives.h>
 #include <weft/engine/rendezvous/multicast.h>
@@ -38,18 +38,18 @@ Wanted wanted_of(const RendezvousOptions& options, const Url& url, const Environ
 // Number of meetings that this process has had under each name. All ranks of a job count alike, if
 // each meeting succeeds or fails for all of them.
 constinit ForkMutex meetings_mutex(ForkOrder::Engine);
-auto& meetings = *new std::map<std::string, int>();
+auto* const meetings WEFT_POINTEE_GUARDED_BY(meetings_mutex) = new std::map<std::string, int>();
 
 }  // namespace
 
 Numbered::Numbered(std::string name) : name_(std::move(name)) {
-  std::lock_guard lock(meetings_mutex);
-  value_ = ++meetings[name_];
+  MutexLock lock(meetings_mutex);
+  value_ = ++(*meetings)[name_];
 }
 
 Numbered::~Numbered() {
-  std::lock_guard lock(meetings_mutex);
-  if (!is_kept_ && meetings[name_] == value_) --meetings[name_];
+  MutexLock lock(meetings_mutex);
+  if (!is_kept_ && (*meetings)[name_] == value_) --(*meetings)[name_];
 }
 
 Rendezvous rendezvous(const RendezvousOptions& options, const Environment& environment,
