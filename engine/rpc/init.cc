@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
-#include <mutex>
 #include <sstream>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -8,6 +7,7 @@
 #include <weft/base/config.h>
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/autograd/contexts.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/directory.h>
@@ -61,7 +61,7 @@ group::RendezvousOptions meeting(const Options& options, bool open,
 class Presence {
  public:
   Presence(std::string name, std::string key) : key_(std::move(key)) {
-    std::lock_guard lock(all().mutex);
+    MutexLock lock(all().mutex);
     if (const auto [known, fresh] = all().names.emplace(key_, name); !fresh) {
       throw Error(
           Blame::Caller,
@@ -71,7 +71,7 @@ class Presence {
     }
   }
   ~Presence() {
-    std::lock_guard lock(all().mutex);
+    MutexLock lock(all().mutex);
     all().names.erase(key_);
   }
   Presence(const Presence&) = delete;
@@ -80,7 +80,7 @@ class Presence {
  private:
   struct All {
     ForkMutex mutex{ForkOrder::Engine};
-    std::map<std::string, std::string> names;
+    std::map<std::string, std::string> names WEFT_GUARDED_BY(mutex);
   };
   static All& all() {
     static auto* all = new All;  // never destroyed: agents may outlive static objects

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <mutex>
 
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/jit/api/module.h>
 
 #include <weft/base/fork_mutex.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/call/incoming_call.h>
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/script.h>
@@ -25,7 +25,7 @@ using Script = std::variant<std::shared_ptr<CompilationUnit>, Module>;
 // called through run_script(), which is in that table.
 struct Scripts {
   ForkMutex mutex{ForkOrder::Engine};
-  std::map<std::string, Script> scripts;
+  std::map<std::string, Script> scripts WEFT_GUARDED_BY(mutex);
 };
 
 Scripts& scripts() {
@@ -59,7 +59,7 @@ void enter(const std::string& name, const Script& script) {
                  std::vector<at::Tensor>, std::vector<int>, std::vector<std::int64_t>,
                  std::vector<double>, std::vector<std::string>>();
   Scripts& all = scripts();
-  std::lock_guard lock(all.mutex);
+  MutexLock lock(all.mutex);
   const auto [place, fresh] = all.scripts.try_emplace(name, script);
   if (fresh || is_same(place->second, script)) return;
   throw Error(Blame::Caller,
@@ -103,7 +103,7 @@ std::optional<Callable> find_in(const Script& script, std::string_view name) {
 
 Callable find_exposed(const std::string& name) {
   Scripts& all = scripts();
-  std::lock_guard lock(all.mutex);
+  MutexLock lock(all.mutex);
   const auto dot = std::min(name.find('.'), name.size());
   const auto place = all.scripts.find(name.substr(0, dot));
   if (place != all.scripts.end() && dot < name.size()) {
