@@ -139,7 +139,7 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
 void ForkWriter::list_open(std::vector<std::pair<Id, ForkId>>& owned,
                            std::vector<ForkId>& children) const {
   const References& references = references_of(core_);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& fork : forks_) {
     if (references.holds(fork.first, fork.second)) owned.push_back(fork);
   }
@@ -159,7 +159,7 @@ void ForkWriter::undo() {
   std::vector<std::pair<Id, ForkId>> owned;
   std::vector<ForkId> children;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     owned.swap(forks_);
     children.swap(children_);
   }

@@ -170,7 +170,7 @@ std::exception_ptr References::too_late(Id id) const {
 
 std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
   const auto late = too_late(id);
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   const auto known = entries_.find(id);
   // This call was sent before the references ended but came later; or its value will not come.
   if (known == entries_.end() ? buried_.contains(id)
@@ -198,8 +198,7 @@ std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
   return entry.owned;
 }
 
-// Requires mutex_. Starts the timer of an entry whose creation has not come, so that it does not
-// stay for ever.
+// Starts the timer of an entry whose creation has not come, so that it does not stay for ever.
 void References::expect(Id id, Entry& entry) {
   if (!entry.is_expected() || entry.expiry) return;
   entry.expiry =
@@ -213,7 +212,7 @@ void References::expect(Id id, Entry& entry) {
 void References::expire(Id id) {
   bool is_over = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = entries_.find(id);
     if (found == entries_.end() || !found->second.is_expected()) return;
     Entry& entry = found->second;
@@ -236,7 +235,7 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, const rpc::WorkerG
                                           const Make& make) {
   trace::Operation::note(core_.identity().member, trace::Kind::Reference,
                          {.name = "creation came", .sequence = id, .peer = holder.rank});
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   // It was given up before it came: the value lives only until it is made.
   if (buried_.contains(fork)) {
     if (!entries_.contains(id)) {
@@ -267,7 +266,7 @@ void References::add_fork(Id id, ForkId fork, const rpc::WorkerGeneration& holde
   trace::Operation::note(core_.identity().member, trace::Kind::Reference,
                          {.name = "fork", .sequence = id, .peer = holder.rank});
   const auto late = owned ? nullptr : too_late(id);
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (buried_.contains(fork)) return;
   Entry& entry = entries_[id];
   if (owned && !entry.owned) {  // made here; without `owned` it may still be expected
@@ -290,7 +289,7 @@ void References::end_if_late(const rpc::WorkerGeneration& holder) {
     worker_lost(holder.rank, static_cast<std::uint16_t>(holder.generation + 1));
 }
 
-// Requires mutex_. Notes that a fork or a value has ended; their ids are never the same.
+// Notes that a fork or a value has ended; their ids are never the same.
 void References::bury(std::uint64_t ended) {
   if (!buried_.insert(ended).second) return;
   const auto now = Deadline::Clock::now();
@@ -301,8 +300,7 @@ void References::bury(std::uint64_t ended) {
   }
 }
 
-// Requires mutex_. The caller destroys the result outside of mutex_, because a value may hold
-// references.
+// The caller destroys the result outside of mutex_, because a value may hold references.
 References::Entry References::take_if_unused(Id id) {
   const auto found = entries_.find(id);
   if (found == entries_.end() || found->second.is_kept()) return {};
@@ -315,7 +313,7 @@ References::Entry References::take_if_unused(Id id) {
 }
 
 void References::hold_here(Id id, const std::shared_ptr<Owned>& owned) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Entry& entry = entries_[id];
   if (!entry.owned) {  // made here, not expected
     entry.owned = owned;
@@ -327,7 +325,7 @@ void References::hold_here(Id id, const std::shared_ptr<Owned>& owned) {
 void References::release_here(Id id) {
   Entry ended;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = entries_.find(id);
     if (found == entries_.end()) return;
     --found->second.here;
@@ -367,7 +365,7 @@ void References::remove_fork(Id id, ForkId fork, int holder) {
   Entry ended;
   bool is_given_up = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const bool again = buried_.contains(fork);
     bury(fork);
     const auto found = entries_.find(id);
@@ -388,31 +386,31 @@ void References::remove_fork(Id id, ForkId fork, int holder) {
 }
 
 bool References::has_fork(Id id, ForkId fork) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = entries_.find(id);
   return buried_.contains(fork) || (found != entries_.end() && found->second.forks.contains(fork));
 }
 
 bool References::holds(Id id, ForkId fork) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = entries_.find(id);
   return found != entries_.end() && found->second.forks.contains(fork);
 }
 
 bool References::keeps_parent_of(ForkId child) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return parents_.contains(child);
 }
 
 bool References::has_or_ends(ForkId fork) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (users_.contains(fork)) return true;
   bury(fork);
   return false;
 }
 
 bool References::has_given_back(ForkId fork) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return buried_.contains(fork);
 }
 
@@ -420,7 +418,7 @@ void References::give_up(Id id, const std::exception_ptr& why) {
   Entry ended;
   std::shared_ptr<Owned> owned;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = entries_.find(id);
     if (found == entries_.end()) return bury(id);
     if (found->second.arrived) return;
@@ -434,7 +432,7 @@ void References::give_up(Id id, const std::exception_ptr& why) {
 void References::keep_parent(ForkId child, std::shared_ptr<Handle> parent,
                              const rpc::WorkerGeneration& receiver) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     parents_.insert_or_assign(child, Parent{std::move(parent), receiver});
   }
   end_if_late(receiver);
@@ -442,7 +440,7 @@ void References::keep_parent(ForkId child, std::shared_ptr<Handle> parent,
 
 void References::child_accepted(ForkId child) {
   Parent ended;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = parents_.find(child);
   if (found == parents_.end()) return;
   ended = std::move(found->second);
@@ -450,19 +448,19 @@ void References::child_accepted(ForkId child) {
 }
 
 void References::enter(const Handle& user) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   users_.emplace(user.fork(), &user);
 }
 
 void References::forget(const Handle& user) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = users_.find(user.fork());
   if (found != users_.end() && found->second == &user) users_.erase(found);
 }
 
 std::vector<std::string> References::held() const {
   std::vector<std::string> all;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [fork, user] : users_) {
     const Origin& origin = user->origin();
     std::string text = describe(*user);
@@ -481,7 +479,7 @@ std::vector<std::string> References::held() const {
 }
 
 bool References::concerns(int rank) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [id, entry] : entries_) {
     if (rank_in(id) == rank && entry.is_expected()) return true;
     for (const auto& [fork, holder] : entry.forks) {
@@ -503,7 +501,7 @@ void References::worker_lost(int rank, std::optional<std::uint16_t> successor) {
   std::vector<Parent> parents;
   std::size_t forks = 0;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (auto it = entries_.begin(); it != entries_.end();) {
       auto& held = it->second.forks;
       // A value that a third worker is to send may come all the same.
@@ -511,7 +509,7 @@ void References::worker_lost(int rank, std::optional<std::uint16_t> successor) {
           !it->second.is_announced(it->first)) {
         expected.push_back(it->first);
       }
-      std::erase_if(held, [&](const auto& fork) {
+      std::erase_if(held, [&](const auto& fork) WEFT_REQUIRES(mutex_) {
         if (!is_lost(fork.second)) return false;
         bury(fork.first);
         ++forks;
@@ -548,7 +546,7 @@ void References::close() {
   std::unordered_map<Id, Entry> entries;
   std::unordered_map<ForkId, Parent> parents;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     entries.swap(entries_);
     parents.swap(parents_);
   }
@@ -562,7 +560,7 @@ void References::close() {
 void References::count(rpc::DebugInfo& info) const {
   info.pending_users = static_cast<std::size_t>(std::max(0, pending_users_.load()));
   info.owner_rrefs = static_cast<std::size_t>(std::max(0, ending_.load()));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [id, entry] : entries_) {
     if (entry.forks.empty()) continue;
     ++info.owner_rrefs;

@@ -14,7 +14,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,6 +24,7 @@
 
 #include <weft/base/event_loop.h>
 #include <weft/base/export.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/call/extension.h>
 #include <weft/engine/call/numbers.h>
 #include <weft/engine/call/types.h>
@@ -289,33 +289,32 @@ class WEFT_API References final : public rpc::ReferenceExtension {
   std::shared_ptr<weft::detail::Executor> executor() const;
   [[noreturn]] static void wrong_type(Id id, const std::type_info& wanted,
                                       const std::type_info& found);
-  void bury(ForkId fork);
-  Entry take_if_unused(Id id);
-  // Must not hold mutex_.
-  void let_go(std::shared_ptr<Owned> value);
+  void bury(ForkId fork) WEFT_REQUIRES(mutex_);
+  Entry take_if_unused(Id id) WEFT_REQUIRES(mutex_);
+  void let_go(std::shared_ptr<Owned> value) WEFT_EXCLUDES(mutex_);
   // The reason why a creation will not come any more: the creator has left, and another worker has
-  // its rank. Null if it may come. Must not hold mutex_.
-  std::exception_ptr too_late(Id id) const;
-  void expect(Id id, Entry& entry);
-  // Ends forks that were just given to a worker that had already left. Must not hold mutex_.
-  void end_if_late(const rpc::WorkerGeneration& holder);
+  // its rank. Null if it may come.
+  std::exception_ptr too_late(Id id) const WEFT_EXCLUDES(mutex_);
+  void expect(Id id, Entry& entry) WEFT_REQUIRES(mutex_);
+  // Ends forks that were just given to a worker that had already left.
+  void end_if_late(const rpc::WorkerGeneration& holder) WEFT_EXCLUDES(mutex_);
   void expire(Id id);
 
   rpc::AgentCore& core_;
   std::atomic<std::uint64_t> next_{1};
   std::atomic<int> pending_users_{0};
   std::atomic<int> ending_{0};  // values that are being destroyed
-  mutable std::mutex mutex_;    // guards the members below
-  std::unordered_map<Id, Entry> entries_;
+  mutable Mutex mutex_;
+  std::unordered_map<Id, Entry> entries_ WEFT_GUARDED_BY(mutex_);
   struct Parent {
     std::shared_ptr<Handle> handle;
     rpc::WorkerGeneration receiver;
   };
-  std::unordered_map<ForkId, Parent> parents_;
-  std::unordered_map<ForkId, const Handle*> users_;
+  std::unordered_map<ForkId, Parent> parents_ WEFT_GUARDED_BY(mutex_);
+  std::unordered_map<ForkId, const Handle*> users_ WEFT_GUARDED_BY(mutex_);
   // Ended forks and values: late or retried messages about them change nothing.
-  std::unordered_set<ForkId> buried_;
-  std::deque<std::pair<Deadline::Clock::time_point, ForkId>> burials_;
+  std::unordered_set<ForkId> buried_ WEFT_GUARDED_BY(mutex_);
+  std::deque<std::pair<Deadline::Clock::time_point, ForkId>> burials_ WEFT_GUARDED_BY(mutex_);
 };
 
 // The agent's own.
@@ -358,7 +357,7 @@ class WEFT_API ForkWriter final : public rpc::SentReferences {
  private:
   rpc::AgentCore& core_;
   const rpc::Recipient to_;
-  mutable std::mutex mutex_;  // guards the members below once the message is written
+  mutable Mutex mutex_;  // guards the members below once the message is written
   std::vector<std::pair<Id, ForkId>> forks_;  // to values owned here
   std::vector<ForkId> children_;
 };

@@ -8,12 +8,12 @@
 #include <chrono>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <ostream>
 #include <type_traits>
 #include <utility>
 
+#include <weft/base/mutex.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/wait_all.h>
 #include <weft/engine/rref/copies.h>
@@ -274,16 +274,17 @@ class RRef : public rref::Methods<T, RRef<T>> {
     auto owned = std::static_pointer_cast<rref::OwnedValue<T>>(handle_->owned());
     // The first caller of take() answers, and the timer holds no value.
     struct Answer {
-      std::mutex mutex;
-      std::optional<Promise<T>> promise;
+      explicit Answer(const Promise<T>& given) : promise(given) {}
+      Mutex mutex;
+      std::optional<Promise<T>> promise WEFT_GUARDED_BY(mutex);
       std::optional<Promise<T>> take() {
-        std::lock_guard lock(mutex);
+        MutexLock lock(mutex);
         return std::exchange(promise, std::nullopt);
       }
     };
-    auto answer = std::make_shared<Answer>();
-    answer->promise.emplace(rpc::detail::CoreCalls::executor(*core));
-    auto result = answer->promise->future();
+    const Promise<T> result_promise(rpc::detail::CoreCalls::executor(*core));
+    auto result = result_promise.future();
+    auto answer = std::make_shared<Answer>(result_promise);
     owned->created().on_done_light([answer, owned](const Future<void>& created) {
       const auto promise = answer->take();
       if (!promise) return;
