@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +13,7 @@
 
 #include <weft/base/descriptor.h>
 #include <weft/base/error.h>
+#include <weft/base/mutex.h>
 #include <weft/base/shortage.h>
 #include <weft/engine/store/address.h>
 #include <weft/engine/store/backoff.h>
@@ -112,7 +112,7 @@ class Connections {
     // Destroyed after the lock is released, because the destructor of a last user takes the lock.
     std::vector<c10::intrusive_ptr<StoreConnection>> held;
     // Also held while a connection is made, so that other threads wait and then share it.
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::erase_if(made_, [](const Made& one) { return one.process != ::getpid(); });
     for (const Made& one : made_) {
       const auto& connection = held.emplace_back(one.connection.lock());
@@ -126,7 +126,7 @@ class Connections {
     return connection;
   }
   void forget(const StoreConnection& gone) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::erase_if(made_, [&](const Made& one) { return one.made == &gone; });
   }
 
@@ -155,8 +155,8 @@ class Connections {
     const StoreConnection* made = nullptr;
     pid_t process = 0;  // a forked child does not share its parent's connections
   };
-  std::mutex mutex_;
-  std::vector<Made> made_;
+  Mutex mutex_;
+  std::vector<Made> made_ WEFT_GUARDED_BY(mutex_);
 };
 
 Connections& connections() {
