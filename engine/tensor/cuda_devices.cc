@@ -97,12 +97,12 @@ cuda::StreamRef view_of(cuda::Device& device, const c10::Stream& stream) {
 bool CudaDevices::built() { return true; }
 
 int CudaDevices::count() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return driver_ ? cuda::Device::count(*driver_) : cuda_device_count();
 }
 
 std::shared_ptr<cuda::Device> CudaDevices::open(int index) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   auto& device = devices_[index];
   if (device) return device;
   if (!driver_) driver_ = cuda::Driver::open().value();
@@ -230,7 +230,7 @@ std::shared_ptr<transport::Communicator> CudaDevices::stage_over(
 void CudaDevices::reclaim(Deadline deadline) {
   std::map<int, std::shared_ptr<cuda::Device>> devices;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     devices = devices_;
   }
   for (const auto& [index, device] : devices) {

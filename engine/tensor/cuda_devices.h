@@ -5,7 +5,6 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string_view>
 #include <vector>
 
@@ -16,6 +15,7 @@
 #include <weft/base/deadline.h>
 #include <weft/base/event_loop.h>
 #include <weft/base/fence.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/tensor/device_work.h>
 #include <weft/transport/communicator.h>
 #include <weft/transport/connection.h>
@@ -109,10 +109,10 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
   void reclaim(Deadline deadline);
 
  private:
-  std::mutex mutex_;
-  std::shared_ptr<const cuda::Driver> driver_;
+  Mutex mutex_;
+  std::shared_ptr<const cuda::Driver> driver_ WEFT_GUARDED_BY(mutex_);
   std::shared_ptr<const transport::cuda_ipc::Identity> here_;
-  std::map<int, std::shared_ptr<cuda::Device>> devices_;
+  std::map<int, std::shared_ptr<cuda::Device>> devices_ WEFT_GUARDED_BY(mutex_);
   std::shared_ptr<transport::staged::Stage> stage_;  // constant while there are connections
 };
 

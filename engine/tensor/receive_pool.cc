@@ -53,7 +53,7 @@ c10::DataPtr ReceivePool::allocate(std::size_t bytes) {
   const std::size_t size = size_of_block(bytes);
   auto block = std::make_unique<Block>(Block{shared_from_this(), nullptr, size});
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (const auto found = idle_.find(size); found != idle_.end()) {
       block->data = found->second.back().data;  // the most recently used block
       found->second.pop_back();
@@ -71,7 +71,7 @@ void ReceivePool::give_back(void* data, std::size_t bytes) noexcept {
     ::munmap(data, bytes);
     return;
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   idle_[bytes].push_back({data, stamps_++});
   idle_bytes_ += bytes;
   while (idle_bytes_ > most_idle_) drop_oldest();
@@ -89,7 +89,7 @@ void ReceivePool::drop_oldest() {
 }
 
 std::size_t ReceivePool::idle_bytes() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return idle_bytes_;
 }
 

@@ -9,9 +9,10 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 
 #include <c10/core/Allocator.h>
+
+#include <weft/base/mutex.h>
 
 namespace weft {
 
@@ -41,14 +42,14 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
   struct Block;
 
   void give_back(void* data, std::size_t bytes) noexcept;
-  void drop_oldest();
+  void drop_oldest() WEFT_REQUIRES(mutex_);
 
   const std::size_t most_idle_;
-  // Guards the members below.
-  mutable std::mutex mutex_;
-  std::map<std::size_t, std::deque<Idle>> idle_;  // by size, the oldest in front
-  std::size_t idle_bytes_ = 0;
-  std::uint64_t stamps_ = 0;
+  mutable Mutex mutex_;
+  // By size, the oldest in front.
+  std::map<std::size_t, std::deque<Idle>> idle_ WEFT_GUARDED_BY(mutex_);
+  std::size_t idle_bytes_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::uint64_t stamps_ WEFT_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace weft
