@@ -94,7 +94,7 @@ Future<void> on_thread_of(ProcessGroup& group, const Future<void>& averages, Ste
 
 void Failure::set(const char* what, const std::exception_ptr& why) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (why_) return;
     why_ = why;
   }
@@ -108,7 +108,7 @@ void Failure::rethrow() const {
 }
 
 std::exception_ptr Failure::why() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return why_;
 }
 

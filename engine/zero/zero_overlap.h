@@ -10,11 +10,11 @@
 #pragma once
 
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/engine/ddp/reducer.h>
 #include <weft/engine/group/access.h>
 #include <weft/engine/zero/zero.h>
@@ -37,8 +37,8 @@ class Failure {
 
  private:
   const group::WeakGroup group_;  // weak: a step must not keep a rank from leaving
-  mutable std::mutex mutex_;
-  std::exception_ptr why_;
+  mutable Mutex mutex_;
+  std::exception_ptr why_ WEFT_GUARDED_BY(mutex_);
   HostFlag told_;
 };
 
