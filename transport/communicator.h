@@ -64,6 +64,10 @@ class Communicator {
   // True if each message names the call to which it belongs, so that ranks whose calls differ all
   // learn of it. Calls with empty tensors are then exchanged too: another rank's call may differ.
   virtual bool compares_calls() const { return false; }
+  // True once a failed operation has ended the communicator, so that all later ones fail as well.
+  // Already true when that operation ends. False if the backend cannot tell. Thread-safe; does not
+  // block.
+  virtual bool is_broken() const noexcept { return false; }
   // Null if the backend has no point-to-point messages.
   virtual PointToPoint* point_to_point() { return nullptr; }
 

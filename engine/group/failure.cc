@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <utility>
 
 #include <weft/base/log.h>
@@ -83,10 +84,15 @@ void Failure::raise_on_failure(std::shared_ptr<HostFlag> flag) {
 }
 
 // An operation that has timed out has broken its communicator. So has a collective that was refused
-// as the caller's mistake, mostly because the ranks' calls do not match.
+// as the caller's mistake, mostly because the ranks' calls do not match. A message that was refused
+// has broken it if the ranks name different dtypes, and not if only the sizes differ.
 bool Failure::breaks_group(const Waits::Wait& operation, const Error& error) {
-  return error.blame() == Blame::Timeout || error.blame() == Blame::Protocol ||
-         (error.blame() == Blame::Caller && operation.collective > 0);
+  if (error.blame() == Blame::Timeout || error.blame() == Blame::Protocol) return true;
+  if (error.blame() != Blame::Caller) return false;
+  if (operation.collective > 0) return true;
+  MutexLock lock(mutex_);
+  return std::any_of(communicators_.begin(), communicators_.end(),
+                     [](const auto& communicator) { return communicator->is_broken(); });
 }
 
 // --- What is known ---

@@ -88,7 +88,7 @@ class Failure {
   // Adds a hint to a time-out if a rank may have been lost without the others hearing of it.
   Error with_hint(const Error& error) const;
   // True if this error of an operation breaks the group.
-  static bool breaks_group(const Waits::Wait& operation, const Error& error);
+  bool breaks_group(const Waits::Wait& operation, const Error& error);
 
  private:
   Error explained(const Error& error) const WEFT_REQUIRES(mutex_);  // by the present knowledge

@@ -303,7 +303,7 @@ void Operations::follow(const Waits::Wait& wait, const Op& op,
     const auto error = op.error();
     finish(error);
     const auto core = weak.lock();
-    if (core && error && Failure::breaks_group(wait, *error))
+    if (core && error && failure_.breaks_group(wait, *error))
       failure_.fail(named(failure_.with_hint(*error), wait.what(), /*place=*/false));
   });
 }

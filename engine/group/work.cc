@@ -159,7 +159,8 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
   if (const auto error = state_->error()) {
     // The thread that has ended the operation breaks the group, perhaps only after this thread goes
     // on. Break it here too, so that this thread's next call finds it broken.
-    if (group::Failure::breaks_group(state_->wait, *error)) state_->core->failure.fail(*error);
+    auto& failure = state_->core->failure;
+    if (failure.breaks_group(state_->wait, *error)) failure.fail(*error);
     throw *error;
   }
 }

@@ -106,6 +106,7 @@ Op Core::discard(int peer, Traffic at) noexcept {
 
 void Core::fail(const Error& why) {
   if (!broken_) broken_ = why;
+  has_failed_.store(true, std::memory_order_release);
 }
 
 void Core::watch(Deadline deadline) {

@@ -45,6 +45,8 @@ class Core final : public std::enable_shared_from_this<Core> {
   template <class Fill>
   Op call(const Fill& fill) noexcept;
   std::shared_ptr<HostFlag> flag() const;
+  // True once fail() has been called. Thread-safe.
+  bool has_failed() const noexcept { return has_failed_.load(std::memory_order_acquire); }
   // Called by the handlers of a connection.
   void arrived(int peer, Traffic traffic, const Arrival& arrival) noexcept;
 
@@ -124,6 +126,7 @@ class Core final : public std::enable_shared_from_this<Core> {
   Collectives collectives_{*this};
   Messages messages_{*this};
   std::optional<Error> broken_;
+  std::atomic<bool> has_failed_{false};  // as broken_, for all threads
   bool buried_ = false;
   bool silent_ = false;    // peers are not told why the communicator broke
   int told_by_ = -1;       // the peer that reported the failure, which needs no report

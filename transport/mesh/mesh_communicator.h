@@ -21,6 +21,7 @@ class MeshCommunicator final : public Communicator, public PointToPoint {
   int size() const override { return core_->ranks; }
   bool can_reduce(Dtype dtype, ReduceOp op) const override { return kernels::supports(op, dtype); }
   bool compares_calls() const override { return true; }
+  bool is_broken() const noexcept override { return core_->has_failed(); }
   PointToPoint* point_to_point() override { return this; }
 
   Op run(const Collective& collective, Pin pin, Fence ready) noexcept override;

@@ -193,8 +193,8 @@ bool Messages::is_of(const Transfer& transfer, int peer, Dtype dtype) {
                       "), which rank " + std::to_string(core_.rank) + " receives as " +
                       std::string(name(transfer.dtype)) +
                       "; the n-th send to a rank meets the n-th recv from it with the same tag");
+  core_.fail(why);  // first: a caller that sees the receive fail can see why it ends the group
   completion.fail(why.within(what_of(transfer) + " " + core_.place));
-  core_.fail(why);
   return false;
 }
 

@@ -112,6 +112,7 @@ class StagedCommunicator final : public Communicator,
   int size() const override { return host_->size(); }
   bool can_reduce(Dtype dtype, ReduceOp op) const override { return host_->can_reduce(dtype, op); }
   bool compares_calls() const override { return host_->compares_calls(); }
+  bool is_broken() const noexcept override { return host_->is_broken(); }
   PointToPoint* point_to_point() override { return messages_ != nullptr ? this : nullptr; }
   std::vector<Unreceived> unreceived() override { return messages_->unreceived(); }
 

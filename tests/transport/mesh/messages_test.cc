@@ -247,6 +247,7 @@ TEST(MeshMessages, OfAnotherSizeFailOnlyTheReceive) {
           EXPECT_EQ(error.blame(), Blame::Caller);
           EXPECT_THAT(error.text(), HasSubstr("sent " + std::to_string(size) + " bytes"));
           EXPECT_THAT(error.text(), HasSubstr("takes exactly " + std::to_string(size + 1)));
+          EXPECT_FALSE(communicator.is_broken());
         }
         auto next = bytes_of(communicator.rank(), 10);
         const int other = 1 - communicator.rank();
@@ -255,6 +256,27 @@ TEST(MeshMessages, OfAnotherSizeFailOnlyTheReceive) {
                         : messages.recv(elements(next), other, 0, Pin(), Fence()),
                     "the next message");
       }
+    }
+  });
+}
+
+// The receiving rank may leave at once. It can only say why if it can see that the communicator is
+// broken.
+TEST(MeshMessages, OfAnotherDtypeBreakTheCommunicatorBeforeTheReceiveFails) {
+  run_ranks(2, [](Communicator& communicator) {
+    PointToPoint& messages = *communicator.point_to_point();
+    auto data = bytes_of(0, 16);
+    const Slice memory{data.data(), data.size(), Device::host()};
+    if (communicator.rank() == 0) {
+      const Op sent = messages.send({memory, Dtype::UInt32}, 1, 0, Pin(), Fence());
+      const Error error = expect_failed(communicator.barrier(Fence()), "the barrier");
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    } else {
+      const Op op = messages.recv({memory, Dtype::Float32}, 0, 0, Pin(), Fence());
+      const Error error = expect_failed(op, "the receive");
+      EXPECT_TRUE(communicator.is_broken());
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+      EXPECT_THAT(error.text(), HasSubstr("which rank 1 receives as float32"));
     }
   });
 }
