@@ -31,10 +31,10 @@ constinit std::size_t held_count = 0;
 
 // Registered when the library is loaded, because a running fork() does not call handlers that are
 // registered after it began. With the first lock it would be too late.
-const int ForkMutex::registered_ = ::pthread_atfork(lock_all, unlock_all, unlock_in_child);
+const int ForkMutex::kRegistered = ::pthread_atfork(lock_all, unlock_all, unlock_in_child);
 
 void ForkMutex::enroll() {
-  if (registered_ != 0) broken("pthread_atfork is out of memory");
+  if (kRegistered != 0) broken("pthread_atfork is out of memory");
   for (std::atomic<ForkMutex*>& place : table) {
     ForkMutex* known = nullptr;
     if (!place.compare_exchange_strong(known, this) && known != this) continue;

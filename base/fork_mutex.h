@@ -52,7 +52,7 @@ class WEFT_LOCKABLE ForkMutex {
  private:
   static bool is_off() noexcept;
   static void unlock_in_child();
-  static const int registered_;  // 0 if fork() calls lock_all, unlock_all and unlock_in_child
+  static const int kRegistered;  // 0 if fork() calls lock_all, unlock_all and unlock_in_child
   void enroll();
   static void lock_all();
   static void unlock_all();

@@ -54,7 +54,8 @@ struct Op::State {
 void keep_for_good(Pin memory) noexcept {
   static constinit ForkMutex mutex(ForkOrder::Counts);
   // Never destroyed, and reachable, so that leak checkers do not report it.
-  static auto* const kept WEFT_POINTEE_GUARDED_BY(mutex) = new std::vector<Pin>;
+  static auto* const kept WEFT_POINTEE_GUARDED_BY(mutex) =
+      std::make_unique<std::vector<Pin>>().release();
   MutexLock lock(mutex);
   kept->push_back(std::move(memory));
 }

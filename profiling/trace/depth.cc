@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include <weft/base/fork_mutex.h>
 #include <weft/base/mutex.h>
@@ -11,7 +13,7 @@ namespace weft::trace {
 namespace {
 
 constinit ForkMutex mutex(ForkOrder::Counts);
-const std::string& kOthers = *new std::string("others");
+constexpr std::string_view kOthers = "others";
 
 // Never destroyed, because waiting items may end while the process ends.
 std::map<std::pair<Queue, std::string>, std::unique_ptr<Depth>>& all() WEFT_REQUIRES(mutex) {
@@ -25,7 +27,7 @@ Depth& depth(Queue queue, const std::string& of) {
   MutexLock lock(mutex);
   const auto known = all().find({queue, of});
   if (known != all().end()) return *known->second;
-  const std::string& name = all().size() < kMostDepths ? of : kOthers;
+  const std::string name(all().size() < kMostDepths ? std::string_view(of) : kOthers);
   auto& found = all()[{queue, name}];
   if (!found) {
     found = std::make_unique<Depth>();

@@ -389,7 +389,10 @@ GlooCommunicator::~GlooCommunicator() {
     std::shared_ptr<Group> group;
     std::shared_ptr<Waiters> waiters;
   };
-  const auto destroy = [rest = new Rest{std::move(group_), std::move(waiters_)}, ended] {
+  auto kept = std::make_unique<Rest>();
+  kept->group = std::move(group_);
+  kept->waiters = std::move(waiters_);
+  const auto destroy = [rest = kept.release(), ended] {
     rest->waiters.reset();  // first, because its threads may still use the group
     delete rest;
     ended->raise();
