@@ -138,8 +138,8 @@ requires(!weft::codec::HasFields<T> && !weft::codec::HoldsView<T>::value)
 struct packer_serializer<weft::codec::Buffer, T> {
   static weft::codec::Packer& pack(weft::codec::Packer& packer, const T&) {
     static_assert(!std::is_same_v<T, T>,
-                  "a value of this type cannot travel: write WEFT_FIELDS(a, b) with its members into a struct of your own; "
-                  "of any other type send its parts, or an RRef to it");
+                  "a value of this type cannot travel: write WEFT_FIELDS(a, b) with its members "
+                  "into a struct of your own; of any other type send its parts, or an RRef to it");
     return packer;
   }
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schemes of an init method (env, tcp, file, multicast) share these: the numbers that a rank was
+// Shared by the schemes of an init method (env, tcp, file, multicast): the numbers that a rank was
 // given, the report that it waits, and the functions that join by each scheme.
 #pragma once
 

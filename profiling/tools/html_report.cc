@@ -148,10 +148,13 @@ std::string lanes_section(const Run& run, const PageData& data, const Window& wi
             "of weft-timeline choose a shorter time, in which each is drawn.</p>\n";
   }
   text += R"(<div class="bar">
-<button id="closer" aria-label="zoom in">+</button><button id="wider" aria-label="zoom out">−</button>
+<button id="closer" aria-label="zoom in">+</button>)"
+          R"(<button id="wider" aria-label="zoom out">−</button>
 <button id="earlier" aria-label="earlier">◀</button><button id="later" aria-label="later">▶</button>
-<button id="before">previous step</button><button id="after">next step</button><button id="whole">all of it</button></div>
-<p class="muted">Ctrl and wheel zoom, a drag moves, shift and drag choose a part, a click chooses a span. Keys, in a lane:
+<button id="before">previous step</button><button id="after">next step</button>)"
+          R"(<button id="whole">all of it</button></div>
+<p class="muted">Ctrl and wheel zoom, a drag moves, shift and drag choose a part, )"
+          R"(a click chooses a span. Keys, in a lane:
 <kbd>←</kbd> <kbd>→</kbd> move, <kbd>+</kbd> <kbd>-</kbd> zoom, <kbd>Home</kbd> all, <kbd>[</kbd> <kbd>]</kbd> step,
 <kbd>,</kbd> <kbd>.</kbd> span, <kbd>&lt;</kbd> <kbd>&gt;</kbd> row.</p>
 )";

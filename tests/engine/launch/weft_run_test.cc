@@ -315,8 +315,8 @@ TEST(WeftRun, AsksEndingRanksForTheirDumps) {
 }
 
 TEST(WeftRun, UnmergedTimelineKeepsTheExitCode) {
-  const std::string header =
-      R"({"weft":"timeline part 1","job":"j","rank":0,"ranks":1,"host":"h","machine":"m","pid":1,"offset":0,"error":0})";
+  const std::string header = R"({"weft":"timeline part 1","job":"j","rank":0,"ranks":1,"host":"h",)"
+                             R"("machine":"m","pid":1,"offset":0,"error":0})";
   for (const int code : {0, 3}) {
     const auto outcome =
         run("d=$(mktemp -d); mkdir $d/run.json $d/run.json.parts; echo '" + header +

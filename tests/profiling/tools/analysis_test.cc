@@ -487,8 +487,8 @@ TEST(Analysis, NonDumpsAreRefusedByName) {
   EXPECT_THAT(message_for("[]"), HasSubstr("is not a dump"));
   EXPECT_THAT(message_for(R"({"weft":"flight recorder 1"})"), HasSubstr("dump.json'"));
   EXPECT_THAT(
-      message_for(
-          R"({"weft":"flight recorder 1","host":"h","pid":1,"time":0,"wall_clock":0,"reason":"","parties":[],"records":[{"party":9}]})"),
+      message_for(R"({"weft":"flight recorder 1","host":"h","pid":1,"time":0,"wall_clock":0,)"
+                  R"("reason":"","parties":[],"records":[{"party":9}]})"),
       "");
   EXPECT_THROW(read_dumps({folder + "/none.json"}), Error);
   std::filesystem::remove_all(folder);

@@ -43,11 +43,11 @@ TEST_F(JsonFile, TooDeepNestingIsRefusedByName) {
   constexpr std::size_t kDeep = 400'000;
   const std::string dump =
       R"({"weft":"flight recorder 1","host":"h","pid":1,"time":0,"wall_clock":0,"reason":"",)";
-  for (
-      const std::string& rest :
-      {R"("parties":[],"records":[],"jobs":[)" + nested(kDeep) + "]}",
-       R"("parties":[{"party":0,"rank":0,"kind":"group","name":"default","generation":0,"ranks":[)" +
-           nested(kDeep) + R"(]}],"records":[]})"}) {
+  for (const std::string& rest :
+       {R"("parties":[],"records":[],"jobs":[)" + nested(kDeep) + "]}",
+        R"("parties":[{"party":0,"rank":0,"kind":"group","name":"default","generation":0,)"
+        R"("ranks":[)" +
+            nested(kDeep) + R"(]}],"records":[]})"}) {
     EXPECT_THAT(error_of(dump + rest, as_dump),
                 HasSubstr("deep.json' is damaged: it has lists more than 32 deep"));
   }

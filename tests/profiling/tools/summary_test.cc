@@ -606,19 +606,25 @@ TEST(Run, NonTimelinesAreRefusedByName) {
 TEST(Run, DamagedFileIsReadOrRefused) {
   const harness::Folder folder;
   const std::string file = folder.path() + "/run.json";
-  const std::string whole = R"({"displayTimeUnit":"ms","traceEvents":[
+  const std::string whole =
+      R"({"displayTimeUnit":"ms","traceEvents":[
 {"ph":"M","name":"process_name","pid":0,"tid":0,"args":{"name":"rank 0"}},
 {"ph":"M","name":"thread_name","pid":0,"tid":1,"args":{"name":"thread main"}},
 {"ph":"i","name":"step","cat":"engine","pid":0,"tid":1,"ts":10.5},
 {"ph":"i","name":"step","cat":"engine","pid":0,"tid":1,"ts":20.5},
 {"ph":"B","name":"wait","cat":"engine","pid":0,"tid":1,"ts":11},
 {"ph":"E","pid":0,"tid":1,"ts":12},
-{"ph":"X","name":"send","cat":"send","pid":0,"tid":2,"ts":11,"dur":3,"args":{"rank":0,"peer":1,"group":"g","state":"done","sequence":1,"bytes":8}},
-{"ph":"X","name":"recv","cat":"receive","pid":1,"tid":2,"ts":11,"dur":3,"args":{"rank":1,"peer":0,"group":"g","state":"done","sequence":1,"bytes":8}},
-{"ph":"X","name":"all_reduce","cat":"collective","pid":0,"tid":3,"ts":15,"dur":3,"args":{"rank":0,"group":"g","state":"done","sequence":1,"bytes":8}},
-{"ph":"X","name":"all_reduce","cat":"collective","pid":1,"tid":3,"ts":16,"dur":3,"args":{"rank":1,"group":"g","state":"done","sequence":1,"bytes":8}}
+{"ph":"X","name":"send","cat":"send","pid":0,"tid":2,"ts":11,"dur":3,)"
+      R"("args":{"rank":0,"peer":1,"group":"g","state":"done","sequence":1,"bytes":8}},
+{"ph":"X","name":"recv","cat":"receive","pid":1,"tid":2,"ts":11,"dur":3,)"
+      R"("args":{"rank":1,"peer":0,"group":"g","state":"done","sequence":1,"bytes":8}},
+{"ph":"X","name":"all_reduce","cat":"collective","pid":0,"tid":3,"ts":15,"dur":3,)"
+      R"("args":{"rank":0,"group":"g","state":"done","sequence":1,"bytes":8}},
+{"ph":"X","name":"all_reduce","cat":"collective","pid":1,"tid":3,"ts":16,"dur":3,)"
+      R"("args":{"rank":1,"group":"g","state":"done","sequence":1,"bytes":8}}
 ],"otherData":{"weft":"timeline 1","job_ranks":2,"ranks":[
-{"rank":0,"clock_error_ns":0,"events_lost":0,"ended_in_order":true},{"rank":1,"clock_error_ns":7,"events_lost":1,"ranges":false,"ended_in_order":false}]}})";
+{"rank":0,"clock_error_ns":0,"events_lost":0,"ended_in_order":true},)"
+      R"({"rank":1,"clock_error_ns":7,"events_lost":1,"ranges":false,"ended_in_order":false}]}})";
   std::mt19937 random(7);
   for (int round = 0; round < 3000; ++round) {
     std::string damaged = whole;

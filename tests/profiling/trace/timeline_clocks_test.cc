@@ -17,10 +17,9 @@ class TimelineClocks : public Timeline {
   // after the header, and merges.
   Json merged_with(const std::vector<std::string>& lines) {
     std::ofstream part(timeline::folder_of_parts(file_) + "/" + kJob + ".1.9");
-    part
-        << R"({"weft":"timeline part 1","job":"0123456789abcdef","rank":1,"ranks":2,"host":"h","machine":"m","pid":1,)"
-           R"("ranges":true,"offset":500,"error":40,"measured":1000})"
-        << "\n";
+    part << R"({"weft":"timeline part 1","job":"0123456789abcdef","rank":1,"ranks":2,"host":"h",)"
+            R"("machine":"m","pid":1,"ranges":true,"offset":500,"error":40,"measured":1000})"
+         << "\n";
     for (const std::string& line : lines) part << line << "\n";
     part.close();
     timeline::merge(file_);

@@ -337,9 +337,9 @@ TEST_F(Timeline, RelativePathIsResolvedAtOnce) {
 
 // A part may have been written on another machine.
 TEST_F(Timeline, PartsEndAtTheirFirstWrongLine) {
-  const std::string header =
-      R"({"weft":"timeline part 1","job":")" + std::string(kJob) +
-      R"(","rank":1,"ranks":2,"host":"h","machine":"m","pid":1,"offset":9223372036854775807,"error":0})";
+  const std::string header = R"({"weft":"timeline part 1","job":")" + std::string(kJob) +
+                             R"(","rank":1,"ranks":2,"host":"h","machine":"m","pid":1,)"
+                             R"("offset":9223372036854775807,"error":0})";
   const std::vector<std::string> wrong{R"(["O",1,1,5,"call",99,"f",1,0,0,0,"",[]])",
                                        R"(["F"])",
                                        "[]",
@@ -448,7 +448,8 @@ TEST_F(Timeline, KeepsEventsOfAKilledRank) {
 TEST_F(Timeline, LeftOversOfAnotherJobAreNotMerged) {
   std::filesystem::create_directories(timeline::folder_of_parts(file_));
   std::ofstream(timeline::folder_of_parts(file_) + "/fedcba9876543210.7.1")
-      << R"({"weft":"timeline part 1","job":"fedcba9876543210","rank":7,"ranks":8,"host":"h","machine":"m","pid":1,"offset":0,"error":0})"
+      << R"({"weft":"timeline part 1","job":"fedcba9876543210","rank":7,"ranks":8,"host":"h",)"
+         R"("machine":"m","pid":1,"offset":0,"error":0})"
          "\n";
   run(0, 1, [] { const Range range(outer); });
   const Json json = read();
