@@ -26,7 +26,7 @@
 namespace weft::rpc {
 
 // A process that connects gets a proof on which it can try guesses.
-inline constexpr std::size_t kShortestSecret = 16;  // characters
+inline constexpr std::size_t kShortestSecret = 16;  // bytes
 
 using Nonce = std::array<std::byte, 32>;
 using Proof = std::array<std::byte, 32>;

@@ -156,8 +156,8 @@ struct Options {
   std::vector<std::string> transports{};
   // The GPUs on which tensors of calls arrive at each peer.
   DeviceMaps device_maps{};
-  // If set, peers must prove that they know it before anything else is read; 16 random characters
-  // or more.
+  // If set, peers must prove that they know it before anything else is read; 16 bytes or more, made
+  // at random.
   std::string secret{};
   // For tests: the faults that are injected into messages that this agent sends.
   Faults faults{};
