@@ -185,7 +185,7 @@ struct EventLoop::Inner {
   Mutex turns_mutex;
   // In the order in which they began to wait.
   std::list<Waiter*> waiters WEFT_GUARDED_BY(turns_mutex);
-  // The same waiters by what they await; null: their done() is called.
+  // The same waiters, by the object that they await; null: a turn calls their done().
   std::unordered_multimap<const void*, Waiter*> awaiting WEFT_GUARDED_BY(turns_mutex);
   Wait turns_for WEFT_GUARDED_BY(turns_mutex);  // the wait of the caller that turns
   bool turning WEFT_GUARDED_BY(turns_mutex) = false;

@@ -303,7 +303,7 @@ bool EventLoop::Inner::run_posted() {
   }
   for (Task& task : tasks) {
     task();
-    // The next task may report that this one has run: what it held must be gone by then.
+    // The next task may report that this one has run, so its captures are destroyed first.
     task = Task();
   }
   return !tasks.empty();

@@ -21,8 +21,8 @@ class StreamRef;
 
 class Fence {
  public:
-  // What a fence watches: HostFlag below, or the recorded event and the flag for streams in
-  // cuda/fence.h.
+  // The state that a fence watches: HostFlag below, or the recorded event and the flag for streams
+  // in cuda/fence.h.
   class Source {
    public:
     Source() = default;

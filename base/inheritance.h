@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lets an object detect that it is a copy in a forked child. The child has none of the threads that
-// the object relies on, and it shares the object's connections: the peer would take what the child
-// sends for its parent's. So a child neither uses nor ends such objects.
+// the object relies on, and it shares the object's connections: the peer would take the child's
+// messages for its parent's. So a child neither uses nor ends such objects.
 #pragma once
 
 #include <memory>

@@ -22,8 +22,8 @@
 // On a class that can be locked, and on one that locks for as long as it lives.
 #define WEFT_LOCKABLE WEFT_THREAD_SAFETY(capability("mutex"))
 #define WEFT_SCOPED_LOCK WEFT_THREAD_SAFETY(scoped_lockable)
-// On a member: a thread that reads or writes it holds the mutex. The second form is for what a
-// pointer points to.
+// On a member: a thread that reads or writes it holds the mutex. The second form guards the
+// object that a pointer points to.
 #define WEFT_GUARDED_BY(mutex) WEFT_THREAD_SAFETY(guarded_by(mutex))
 #define WEFT_POINTEE_GUARDED_BY(mutex) WEFT_THREAD_SAFETY(pt_guarded_by(mutex))
 // On a function or a lambda: its callers hold the mutexes; they do not hold them; it locks or

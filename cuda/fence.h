@@ -23,7 +23,7 @@ Fence record(const StreamRef& stream);
 // True if the fence was recorded on a stream that was being captured.
 bool is_captured(const Fence& fence) noexcept;
 
-// What such a fence watches: an event from the device's pool. It returns to the pool when the last
+// The source of such a fence: an event from the device's pool. It returns to the pool when the last
 // copy of the fence is destroyed; streams that wait for it no longer need it, because
 // cuStreamWaitEvent captured the record. The fence also passes when the context ends, see
 // Device::lost(). Any thread may use it.

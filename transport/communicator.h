@@ -10,8 +10,8 @@
 // threads. Calls may come from any thread, one at a time.
 //
 // Required operations are pure virtual; optional ones are behind point_to_point(). The engine has
-// checked the arguments (sizes, dtypes, ranks, devices). A backend checks only what it alone knows,
-// and fails the Op with Unsupported.
+// checked the arguments (sizes, dtypes, ranks, devices). A backend checks only its own limits, and
+// fails the Op with Unsupported.
 #pragma once
 
 #include <cstdint>

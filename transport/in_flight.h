@@ -30,8 +30,8 @@ class InFlight {
     Pin pin;                // held until `done` has passed, even if the operation has failed before
     Fence ready;            // the stream waits for this before it starts
     Fence done;  // a recorded event; the operations pass in the order in which they were added
-    // True if the operation is not on the stream yet. Polling `done` is what advances it, so the
-    // loop polls in every turn.
+    // True if the operation is not on the stream yet. Polling `done` advances it, so the loop
+    // polls in every turn.
     bool in_line = false;
     // True if `done` passes only after that of the operation added before it: both are events of
     // one stream. The loop then polls only a few of many such operations.

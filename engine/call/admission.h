@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where there is a secret: what the connecting side of a connection has to
-// prove before anything else of it is read (docs/wire.md). Owned by the Inbound
-// of the connection, and used on the loop. Nothing here blocks.
+// If the workers have a secret, the connecting side of a connection has to prove that it knows it
+// before anything else of it is read (docs/wire.md). Owned by the Inbound of the connection, and
+// used on the loop. Nothing here blocks.
 #pragma once
 
 #include <cstddef>

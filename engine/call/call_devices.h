@@ -41,7 +41,7 @@ class CallDevices {
   tensor::CudaDevices& cuda() { return *cuda_; }
   const std::vector<int>& gpus() const { return gpus_; }
   const DeviceMaps& maps() const { return options_.device_maps; }
-  // What other workers are told of the devices here.
+  // Describes the devices here to other workers.
   WorkerDevices described() const;
   ReceiveMemory receive_memory() const { return {*receive_pool_, gpus_}; }
   // Adds the receiver's devices to the message, by the map, and has it wait for the work on this

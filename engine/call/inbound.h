@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One connection from another worker: carries its calls here and the replies back. See peer.h for
-// what the connecting side says and proves first.
+// One connection from another worker: carries its calls here and the replies back. peer.h
+// describes the first messages of the connecting side.
 //
 // Owned by the agent's connections until the connection has ended. Usable from every thread;
 // messages arrive on the loop. Nothing here blocks, except that the first reply with devices may

@@ -49,7 +49,7 @@ class Liveness {
     Asked why = Asked::ByTheWay;
     int failed = 0;  // attempts to ask that failed
   };
-  // What one answer, or its lack, says of a worker.
+  // The outcome of asking a worker once.
   struct Answer {
     std::optional<Error> why_not;  // why there is no answer
     bool is_slow = false;          // it was asked, and did not answer in time

@@ -50,7 +50,7 @@ void read_late(AgentCore& core, const WaitingCall& call, const WorkerInfo& worke
   if (message.head.context != 0) give_back();
 }
 
-// A reply that has come in time, and what is needed of its call.
+// A reply that has come in time, and the parts of its call that it needs.
 struct Delivery {
   AgentCore& core;
   const WorkerInfo& worker;

@@ -184,8 +184,8 @@ void Shutdown::run(const Graceful& options) {
   ended_.set();
 }
 
-// Waits for the shutdown that another thread has begun; but not in a function, or a continuation,
-// for whose end that shutdown waits.
+// Waits for the shutdown that another thread has begun. Returns at once in a called function or a
+// continuation, because that shutdown waits for its end.
 void Shutdown::wait_for_other_thread(std::chrono::milliseconds limit,
                                      const std::string& what) const {
   const auto ended = ended_.future();

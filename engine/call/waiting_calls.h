@@ -64,7 +64,7 @@ class WaitingCalls {
   // For an agent that has been closed: no timer is set any more.
   [[nodiscard]] EventLoop::Registration take_timer();
 
-  // --- what is known of them
+  // --- the state of the calls
   // Notes the callee's reason why that call waits.
   void note(std::uint64_t call, int callee, const std::string& why);
   std::optional<AwaitedCall> longest_awaited(const std::vector<EventLoop::Wait>& waiting) const {

@@ -30,7 +30,7 @@ class PassFailure {
   // Notes the error and throws it, or an earlier error of the follower (null: none).
   [[noreturn]] void fail(const std::exception_ptr& caught, BucketFollower* follower);
   bool has_failed() const { return !why_.empty() || interrupted_; }
-  // For the user: what has failed, and what to do.
+  // The error for the user; its text has the cause and the remedy.
   Error error() const;
 
   // True if the pass belongs to a pass of an AutogradContext that has failed.

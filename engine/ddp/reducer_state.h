@@ -40,7 +40,7 @@ class Usage {
   Work work_;
 };
 
-// What is known of the graph: whether it may leave parameters unused and, if it is static, how
+// Properties of the graph: whether it may leave parameters unused and, if it is static, how
 // often each gradient comes. The first pass over a static graph counts; all later ones must bring
 // the same gradients equally often.
 class StaticGraph {

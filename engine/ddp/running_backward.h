@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward that runs, as the reducer knows it: whether it is to synchronise, and which
 // gradients it brought before that was known. libtorch does not say when a backward begins, and it
-// says nothing at all when an exception ends one: the reducer learns both from what lives as long
-// as the backward.
+// says nothing at all when an exception ends one: the reducer learns both from an object that
+// lives as long as the backward.
 //
 // The reducer owns it, and the reducer's mutex guards it. Nothing here blocks.
 #pragma once
@@ -35,8 +35,8 @@ class RunningBackward {
 
   // True if this thread runs the backward of the last begin(), which has not ended.
   bool is_known() const;
-  // The backward that this thread runs begins. The caller destroys what begin() returns when
-  // libtorch's graph task ends.
+  // Notes that a backward begins on this thread. The caller destroys the result when libtorch's
+  // graph task ends.
   std::shared_ptr<void> begin();
   // True while it brings gradients of a pass. An exception may have ended it since.
   bool is_reducing() const { return !ended_ && kind_ == Kind::Synchronized; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The model's parameters, as the reducer knows them: which of them are trained, and whether they
-// still are what they were when their gradients got a place in a bucket. The reducer owns it, and
+// have changed since their gradients got a place in a bucket. The reducer owns it, and
 // the reducer's mutex guards it. compare() and compare_changes() are collective and block; nothing
 // else does.
 #pragma once

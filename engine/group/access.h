@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the folders above group/ may do with a group beyond its public handle: they reach nothing
-// else of its core. Internal.
+// Functions by which the folders above group/ use a group beyond its public handle. They reach
+// nothing else of its core. Internal.
 //
 // Every function may be called on any thread, and throws like the handle's own functions if the
-// group is empty or was made before a fork. What blocks says so.
+// group is empty or was made before a fork. Functions that block say so.
 #pragma once
 
 #include <chrono>
@@ -24,7 +24,7 @@
 
 namespace weft::group {
 
-// --- What the group is ---
+// --- Properties of the group ---
 
 bool are_same(const ProcessGroup& one, const ProcessGroup& other);
 std::string place_of(const ProcessGroup& group);  // "on group 'x' (rank 0 of 2)"

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kMostCalls = 1024;  // length of another rank's text about differing calls
 
-// What membership's callbacks hold, because they may outlive the group.
+// The state of membership's callbacks, which may outlive the group.
 struct Heard {
   std::shared_ptr<Ledger> ledger;
   std::weak_ptr<Core> group;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The implementation behind a ProcessGroup: the parts of a group, each with a header of its own,
-// and what all of them use. Internal.
+// and the state that they share. Internal.
 //
 // Handles and Works own the Core together, and leave the group when the last of them is dropped
 // (make()). Callbacks of the job's loop hold it weakly. The parts are thread-safe.

@@ -95,7 +95,7 @@ bool Failure::breaks_group(const Waits::Wait& operation, const Error& error) {
                      [](const auto& communicator) { return communicator->is_broken(); });
 }
 
-// --- What is known ---
+// --- Queries ---
 
 bool Failure::is_broken(std::chrono::milliseconds within) {
   UniqueLock lock(mutex_);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one group fails: the first error that breaks it, the errors that nobody has seen, and what
-// they mean. One rank's lost connection is another rank's death, so errors are explained before
-// they are told.
+// How one group fails. Keeps the first error that breaks it and the errors that nobody has seen.
+// Explains errors before it reports them, since one rank's lost connection is another rank's death.
 //
 // The group's Core owns it. Thread-safe. Nothing blocks except where a function says so; loss of a
 // rank is told within kLossIsTold.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all groups of one init_process_group share, and what one group is made with. Internal.
+// The state that all groups of one init_process_group share, and the options of one group.
+// Internal.
 #pragma once
 
 #include <atomic>

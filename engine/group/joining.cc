@@ -257,7 +257,7 @@ void Joining::begin(const std::shared_ptr<Attempt>& attempt, const Carrier& carr
   }
 }
 
-// Returns when the attempt has ended, or throws what ends it early.
+// Returns when the attempt has ended, or throws the error that ends it early.
 void Joining::await(const Attempt& attempt, c10::DeviceType type) {
   const Deadline deadline = Deadline::in(options_.timeout);
   if (!options_.job->connected) {

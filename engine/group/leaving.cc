@@ -35,8 +35,8 @@ void warn_of_unreceived(Core& core) {
             whose);
 }
 
-// Waits until the others have completed what this rank took part in. Returns those that have not by
-// the deadline.
+// Waits until the others have completed the operations in which this rank took part. Returns the
+// ranks that have not by the deadline.
 std::vector<int> await_others(Core& core, Deadline deadline) {
   const auto known = [&](int rank) { return core.options.job->membership->has(rank); };
   Patience patience(core.options.job->waits->reports());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a rank leaves a group: it waits for its own operations, and then until the others have
-// completed what it took part in (ledger.h), because closing the connections would throw away bytes
-// that are on their way. Internal.
+// completed those in which it took part (ledger.h), because closing the connections would throw
+// away bytes that are on their way. Internal.
 #pragma once
 
 #include <chrono>

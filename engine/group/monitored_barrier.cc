@@ -21,7 +21,7 @@ namespace weft::group {
 namespace {
 
 constexpr const char* kPassed = "passed";
-// How long ranks have to read what rank 0 has written.
+// How long ranks have to read rank 0's verdict.
 constexpr auto kReading = std::chrono::seconds(1);
 
 // The missing ranks, as rank 0 writes them into the store.
@@ -160,7 +160,7 @@ void MonitoredBarrier::follow(const std::string& base, std::chrono::milliseconds
   }
 }
 
-// Waits for what rank 0 writes. Throws if it does not come, and withdraws the attempt.
+// Waits for rank 0's verdict. If none comes, withdraws the attempt and throws.
 std::string MonitoredBarrier::verdict(const std::string& base, const std::string& attempt,
                                       std::chrono::milliseconds timeout) {
   StoreMeeting meeting(options_, store_, ledger_, failure_, base, "monitored_barrier");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts what ranks of a group do in the same order, so that they agree on a number without sending
-// anything. Thread-safe; nothing blocks.
+// Counts the steps that the ranks of a group take in the same order, so that they agree on a number
+// without sending anything. Thread-safe; nothing blocks.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Issues the operations of one group: orders and numbers them, keeps what has not ended, and what
-// other ranks can compare.
+// Issues the operations of one group: orders and numbers them, and keeps those that have not
+// ended and the calls that other ranks can compare.
 //
 // The group's Core owns it. Thread-safe: one operation is issued at a time, and the calls of
 // several threads are ordered as they arrive. Nothing blocks for other ranks, except that the first

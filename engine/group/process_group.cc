@@ -129,8 +129,8 @@ Rows rows_of(const std::string& operation, const std::string& name, const at::Te
   return divided;
 }
 
-// Issues an all_to_all. Parts may be empty here and not on other ranks, so every rank takes part,
-// whatever its own.
+// Issues an all_to_all. Parts may be empty here and not on other ranks, so a rank takes part
+// even if all of its own are empty.
 Work issue_exchange(Core& core, const char* name, Tensors tensors,
                     std::span<const at::Tensor> writes, std::span<const Slice> to,
                     std::span<const Slice> from, group::Operation::Parts parts) {

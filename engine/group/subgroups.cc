@@ -92,7 +92,7 @@ void check_ranks(const Core& core, const std::vector<int>& ranks,
   }
 }
 
-// The options of a new group, without what depends on its ranks. Checks what the user wants.
+// The options of a new group, without those that depend on its ranks. Checks the user's options.
 CoreOptions options_for(const Core& core, const ProcessGroupOptions& wanted) {
   CoreOptions made = core.options;
   if (!wanted.backend.empty()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of this rank in one group that have not ended, and the last one that it issued:
-// what leaving waits for and what wait reports tell.
+// The operations of this rank in one group that have not ended, and the last one that it issued.
+// Leaving waits for them, and wait reports show them.
 //
 // Operations owns it and calls every function with its mutex held. Nothing blocks.
 #pragma once

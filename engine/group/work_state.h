@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the handles of one operation (work.h) share. Internal.
+// The state that the handles of one operation (work.h) share. Internal.
 #pragma once
 
 #include <atomic>

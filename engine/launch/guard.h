@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The process between a job's processes and the process that started the job. After kill -9 of
 // weft-run, of a program in weft::spawn, or of the process below them that watches the ranks, it
-// ends the ranks and everything that they have started, through whatever scripts, wrappers and
-// forks: one of the two is always an ancestor that adopts orphans (a subreaper). If both are killed
-// at once, the ranks' children survive.
+// ends the ranks and all processes that they have started, also through scripts, wrappers
+// and forks: one of the two is always an ancestor that adopts orphans (a subreaper). If both are
+// killed at once, the ranks' children survive.
 #pragma once
 
 #include <functional>

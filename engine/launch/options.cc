@@ -133,7 +133,7 @@ void read_settings(const std::string& text, Options& options) {
   }
 }
 
-// Returns a new folder for each run; it is inside `folder` whatever the run's name is.
+// Returns a new folder for each run; it is inside `folder` for every name of a run.
 std::string log_folder_in(const std::string& folder, std::string run_id) {
   std::replace(run_id.begin(), run_id.end(), '/', '_');
   std::random_device random;

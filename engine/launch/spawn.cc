@@ -310,7 +310,7 @@ void spawn(int ranks, const std::function<void(int, int)>& function) {
                 "signal(SIGCHLD, SIG_DFL) before");
   }
   const int port = launch::free_port();
-  std::fflush(nullptr);  // otherwise every rank would print what the buffers hold
+  std::fflush(nullptr);  // otherwise every rank would print the buffers' content
   Pipe report = open_report();
   const pid_t program = ::getpid();
   launch::Children children;

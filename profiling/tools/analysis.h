@@ -5,7 +5,7 @@
 // nothing is stuck.
 //
 // A running job has open operations: an operation counts as waiting only if it has been open for
-// some time, by the dumps of all ranks that it concerns. A failed operation counts whatever its
+// some time, by the dumps of all ranks that it concerns. A failed operation counts at any
 // age. Agents that shut down wait for each other, which is no error: those calls are left out.
 #pragma once
 

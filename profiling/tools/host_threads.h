@@ -21,7 +21,7 @@ struct HostTimes {
 };
 
 enum class Doing { Waiting, Serving };
-// What a range means by itself; nothing for ranges of other names and for those of the program.
+// The meaning of a range, by its name; nothing for other names and for ranges of the program.
 std::optional<Doing> doing(const Span& range);
 
 HostTimes host_times(const std::vector<Span>& ranges);

@@ -223,8 +223,8 @@ Window window_of(const Run& run, std::optional<double> from_ms, std::optional<do
 std::string to_html(const Run& run, const Summary& summary, const Window& data, const Window& view,
                     const std::string& title) {
   const PageData drawn = page_data(run, summary, data, view, kMostSpans);
-  // The content security policy ensures that nothing is fetched, whatever names the timeline
-  // contains.
+  // The content security policy ensures that no name in the timeline can make the page fetch
+  // anything.
   return "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
          "content=\"width=device-width, initial-scale=1\"><meta "
          "http-equiv=\"Content-Security-Policy\" "

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the dumps of a job tell about its ranks. Each dump was made at a time of its own, and
+// Facts about the ranks of a job, from its dumps. Each dump was made at a time of its own, and
 // operations that were open then may have ended since.
 #pragma once
 

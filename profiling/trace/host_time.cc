@@ -49,7 +49,7 @@ std::size_t HostTime::place(std::string_view backend) noexcept {
   return known_++;
 }
 
-// Counts the time since the last change, during which no thread changed what it does.
+// Counts the time since a thread's activity last changed.
 void HostTime::pass() noexcept {
   const std::int64_t now = clock_();
   if (serving_ == 0 && waiting_[latest_] > 0)
@@ -147,8 +147,8 @@ HostTime*& own() {
 HostTime& host_time() { return *own(); }
 
 void count_host_time() {
-  // Holds the lock during fork, because the child copies what it guards. In the child, only the
-  // forking thread exists.
+  // Holds the lock during fork, because the child copies the state that it guards. In the child,
+  // only the forking thread exists.
   static const int registered =
       ::pthread_atfork([]() WEFT_UNCHECKED_LOCKING { own()->mutex_.lock(); },
                        []() WEFT_UNCHECKED_LOCKING { own()->mutex_.unlock(); },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names of ranges and marks, and what these are about (trace.h). Everything may be used from
+// The names of ranges and marks, and their payloads (trace.h). Everything may be used from
 // any thread.
 #pragma once
 
@@ -33,7 +33,7 @@ class Name {
   std::atomic<void*> registered_{nullptr};  // nvtxStringHandle_t
 };
 
-// What an operation is about. The fields have the names of NCCL's own domain, "Message size
+// Describes an operation. The fields have the names of NCCL's own domain, "Message size
 // [bytes]", "Reduction operation", "Rank", "No. of ranks" and "CUDA device", so that Nsight's
 // tables join. -1: not known.
 struct Payload {

@@ -10,7 +10,7 @@
 
 namespace weft::trace::timeline {
 
-// What a range or mark shows. `text` has static lifetime.
+// The text and figures of a range or mark. `text` has static lifetime.
 struct Label {
   const char* text = "";
   Layer layer = Layer::User;
@@ -18,7 +18,8 @@ struct Label {
   int rank = -1;  // the rank that it belongs to, if a process has several
 };
 
-// What a device did, in the time of now(); begin and end may each be off by `error` nanoseconds.
+// A span of a device's work, in the time of now(); begin and end may each be off by `error`
+// nanoseconds.
 struct DeviceSpan {
   int device = 0;
   std::uint64_t stream = 0;  // equal for spans of one stream

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the documents' blocks of C++ mention and do not show (blocks.py). Nothing is linked.
+// The names that the documents' blocks of C++ use and do not declare (blocks.py). Nothing is
+// linked.
 #pragma once
 
 #include <atomic>

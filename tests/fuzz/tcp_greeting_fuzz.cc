@@ -42,7 +42,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
         part.index >= part.count) {
       weft::broken("an impossible part of a connection");
     }
-    // A greeting contains exactly what encoding it again gives.
+    // Encoding a greeting again gives the same bytes.
     if (!std::ranges::equal(Greeting::encode(greeting.identity(), part),
                             std::as_bytes(std::span(data + 1, Greeting::kBytes)))) {
       weft::broken("a greeting changes when it is read");

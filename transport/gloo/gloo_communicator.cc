@@ -157,7 +157,7 @@ std::string text_of(const std::exception& error) {
 }
 
 // --- Collectives as c10d calls them. `start` begins one once its bytes are ready; `finish` runs
-// when it has succeeded. Both own what they need.
+// when it has succeeded. Both own the objects that they use.
 
 struct Steps {
   GlooCommunicator::Start start;

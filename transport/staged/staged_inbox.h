@@ -62,7 +62,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
     bool is_last = false;
   };
   bool needs_chunk(std::size_t index, std::uint64_t bytes) const WEFT_REQUIRES(mutex_);
-  // Pass what the next two return to when_landed() after releasing mutex_.
+  // Pass the result of the next two to when_landed() after releasing mutex_.
   std::optional<Taken> take_whole() WEFT_REQUIRES(mutex_);
   std::optional<Taken> take_part() WEFT_REQUIRES(mutex_);
   std::optional<std::string> why_wrong(std::uint64_t bytes) WEFT_REQUIRES(mutex_);

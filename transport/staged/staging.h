@@ -149,7 +149,7 @@ class CopyStream {
  private:
   Op enqueue(const std::string& name, const std::vector<Copy>& copies, const Pin& pin,
              const std::shared_ptr<const void>& owner) WEFT_REQUIRES(mutex_);
-  // A run() whose `ready` no stream can wait for.
+  // A run() that starts later, because no stream can wait for its `ready`.
   struct Later {
     std::string name;
     std::vector<Copy> copies;

@@ -221,8 +221,8 @@ Inbox::Step Inbox::read_front(const Arrived* arrived) {
               payloads, shown, *total);
 }
 
-// Returns the payloads if the stream can show all of them behind `shown` bytes of the front. `seen`
-// is what the stream shows, on entry and on return.
+// Returns the payloads if the stream can show all of them behind `shown` bytes of the front.
+// `seen`: the bytes that the stream shows, on entry and on return.
 Inbox::Bytes Inbox::find_in_place(Bytes& seen, std::size_t shown, std::uint64_t total) {
   const std::size_t window = stream_.window();
   if (total == 0 || shown > window || total > window - shown) return {};

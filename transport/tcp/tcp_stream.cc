@@ -121,7 +121,7 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
 };
 
 // Reads the bytes that have arrived, as many as a receive buffer may hold: a socket that is closed
-// with unread bytes discards what it has not sent yet.
+// with unread bytes discards the bytes that it has not sent yet.
 TcpStream::Core::~Core() {
   if (!socket_ || closed_ || broken_ != 0) return;
   std::array<std::byte, 32 << 10> nowhere;

@@ -84,7 +84,7 @@ Elements elements_of(std::vector<T>& data, Dtype dtype) {
   return {{data.data(), data.size() * sizeof(T), Device::host()}, dtype};
 }
 
-// Rank 1 of two, scripted: what it sends need not make sense.
+// Rank 1 of two, scripted: it may send invalid messages.
 class ScriptedPeer {
  public:
   struct Seen {

@@ -85,8 +85,7 @@ TEST(VerbsNote, OtherKindsAndLengthsAreRefused) {
   }
 }
 
-// An accepted hello is within every bound that the connection relies on, whatever bytes it was
-// decoded from.
+// A hello that is decoded from random bytes is within every bound that the connection relies on.
 TEST(VerbsHello, RandomBytesAreRefusedOrInBounds) {
   std::mt19937 random(4);
   int taken = 0;

@@ -28,7 +28,7 @@ std::string text_of(const Bytes& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Stores what `change` makes of each value.
+// Stores each value as `change` returns it.
 class ChangingStore final : public Bootstrap {
  public:
   using Change = std::function<std::string(const std::string& key, std::string value)>;
