@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace weft {
@@ -72,6 +73,16 @@ constexpr std::string_view name(Dtype dtype) {
     case Dtype::UInt64: return "uint64";
   }
   return "unknown";
+}
+
+// "2 elements of float32" for 8 bytes, as errors name the size of a tensor. Bytes that are no whole
+// number of elements, which a peer may send, are "7 bytes of float32".
+inline std::string elements_text(std::uint64_t bytes, Dtype dtype) {
+  const std::size_t each = size_of(dtype);
+  const bool is_whole = each > 0 && bytes % each == 0;
+  const std::uint64_t number = is_whole ? bytes / each : bytes;
+  return std::to_string(number) + (is_whole ? " element" : " byte") + (number == 1 ? "" : "s") +
+         " of " + std::string(name(dtype));
 }
 
 }  // namespace weft

@@ -37,8 +37,11 @@ std::string RecentCalls::Called::text() const {
     if (known.ends_with(ending)) known.remove_suffix(ending.size());
   }
   std::string text(known);
-  if (bytes) text += " of " + std::to_string(*bytes) + " bytes";
-  if (dtype) text += " of " + std::string(weft::name(tensor::dtype_of(*dtype)));
+  if (bytes && dtype) {
+    text += " of " + elements_text(*bytes, tensor::dtype_of(*dtype));
+  } else if (dtype) {
+    text += " of " + std::string(weft::name(tensor::dtype_of(*dtype)));
+  }
   if (device != c10::kCPU) text += " on " + c10::DeviceTypeName(device, /*lower_case=*/true);
   if (reduction) text += " with " + std::string(weft::name(*reduction));
   text += transport::training_text(training);

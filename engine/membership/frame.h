@@ -64,7 +64,7 @@ std::string encode(const Frame& frame);
 // The text of a Called frame: the call of the sending rank. A peer's bytes are not trusted.
 struct WaitCall {
   std::uint64_t number = 0;  // number of the collective: 1, 2, …
-  std::string call;          // "broadcast of 8 bytes of float32 from rank 1"
+  std::string call;          // "broadcast of 2 elements of float32 from rank 1"
 };
 std::string encode(const WaitCall& call);
 std::optional<WaitCall> decode_wait_call(std::string_view text);

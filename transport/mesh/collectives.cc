@@ -148,9 +148,9 @@ bool Collectives::fits(int peer, const Held& held) const {
   }
   if (held.payload != step->bytes) {
     core_.fail(Error(Blame::Caller, describe(current_->call) + ": " + rank_text(peer) + " sends " +
-                                        std::to_string(held.payload) + " bytes to " +
+                                        elements_text(held.payload, current_->call.dtype) + " to " +
                                         rank_text(core_.rank) + ", which expects " +
-                                        std::to_string(step->bytes)));
+                                        elements_text(step->bytes, current_->call.dtype)));
     return false;
   }
   return true;

@@ -202,12 +202,12 @@ bool Messages::fits(const Transfer& transfer, int peer, std::uint64_t bytes) {
   if (transfer.data.bytes == bytes) return true;
   Completion completion = transfer.completion;
   completion.set_source_rank(peer);
-  completion.fail(Error(Blame::Caller, what_of(transfer) + " " + core_.place + " (tag " +
-                                           std::to_string(transfer.tag) + "): rank " +
-                                           std::to_string(peer) + " sent " + std::to_string(bytes) +
-                                           " bytes, and this recv takes exactly " +
-                                           std::to_string(transfer.data.bytes) +
-                                           "; both tensors must have the same shape and dtype"));
+  completion.fail(Error(
+      Blame::Caller,
+      what_of(transfer) + " " + core_.place + " (tag " + std::to_string(transfer.tag) + "): rank " +
+          std::to_string(peer) + " sent " + elements_text(bytes, transfer.dtype) +
+          ", and this recv takes exactly " + elements_text(transfer.data.bytes, transfer.dtype) +
+          "; both tensors must have the same shape and dtype"));
   return false;
 }
 

@@ -83,8 +83,9 @@ Training carried(const Training& training) {
 std::string describe(const Call& call) {
   std::string text(name(call.kind));
   if (call.kind == Kind::Barrier) return text;
-  if (call.kind != Kind::AllToAll) text += " of " + std::to_string(call.bytes) + " bytes";
-  text += " of " + std::string(name(call.dtype));
+  text += " of ";
+  text += call.kind == Kind::AllToAll ? std::string(name(call.dtype))
+                                      : elements_text(call.bytes, call.dtype);
   if (call.kind == Kind::AllReduce || call.kind == Kind::Reduce ||
       call.kind == Kind::ReduceScatter) {
     text += " with " + std::string(name(call.op));

@@ -58,7 +58,7 @@ struct Call {
 // fits (255 models, 16,777,215 steps) both count from 1 again. That is safe, as they are only
 // compared.
 Training carried(const Training& training);
-// "all_reduce of 4 bytes of float32 with Sum".
+// "all_reduce of 1 element of float32 with Sum".
 std::string describe(const Call& call);
 
 enum class Type : std::uint8_t {

@@ -122,7 +122,7 @@ TEST_P(Mismatch, ReachesARankThatHasFinished) {
                        }
                        EXPECT_EQ(error.blame(), Blame::Caller)
                            << "rank " << group.rank() << ": " << error.what();
-                       EXPECT_THAT(error.text(), HasSubstr("broadcast of 16 bytes"));
+                       EXPECT_THAT(error.text(), HasSubstr("broadcast of 4 elements of float32"));
                      },
                      {.backend = GetParam()});
 }

@@ -143,17 +143,17 @@ TEST_P(WaitsOver, DifferentCallsAreRefused) {
          return rank == 0 ? group.gather({torch::zeros({2}), torch::zeros({2})}, tensor, 0)
                           : group.scatter(tensor, {}, 0);
        },
-       "gather of 8 bytes of float32 to rank 0", "scatter of 8 bytes of float32 from rank 0"},
+       "gather of 2 elements of float32 to rank 0", "scatter of 2 elements of float32 from rank 0"},
       {[](ProcessGroup& group, int rank) { return group.broadcast(torch::ones({2}), 1 - rank); },
-       "broadcast of 8 bytes of float32 from rank 1",
-       "broadcast of 8 bytes of float32 from rank 0"},
+       "broadcast of 2 elements of float32 from rank 1",
+       "broadcast of 2 elements of float32 from rank 0"},
       {[](ProcessGroup& group, int rank) { return group.reduce(torch::ones({2}), rank); },
-       "reduce of 8 bytes of float32 with Sum to rank 0",
-       "reduce of 8 bytes of float32 with Sum to rank 1"},
+       "reduce of 2 elements of float32 with Sum to rank 0",
+       "reduce of 2 elements of float32 with Sum to rank 1"},
       {[](ProcessGroup& group, int rank) {
          return rank == 0 ? group.all_reduce(torch::ones({2})) : group.barrier();
        },
-       "all_reduce of 8 bytes of float32 with Sum", "barrier"},
+       "all_reduce of 2 elements of float32 with Sum", "barrier"},
   };
   for (const Pair& pair : pairs) {
     // Gloo's reduce ends on one of the ranks.
@@ -201,7 +201,7 @@ TEST_P(WaitsOver, AnyLastRankFindsDifferentCalls) {
       });
       EXPECT_EQ(refused.blame(), Blame::Caller) << refused.text();
       EXPECT_THAT(refused.text(),
-                  HasSubstr("rank 0 called broadcast of 8 bytes of float32 from rank 1"));
+                  HasSubstr("rank 0 called broadcast of 2 elements of float32 from rank 1"));
     });
   }
 }

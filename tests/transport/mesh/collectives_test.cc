@@ -241,12 +241,13 @@ TEST(Mismatch, DifferentCollectivesAreNamed) {
                   [](auto& c, auto& data) {
                     return c.broadcast(elements_of(data, Dtype::Float32), 1, Pin(), Fence());
                   },
-                  {"all_reduce of 256 bytes", "broadcast of 256 bytes", "same order"});
+                  {"all_reduce of 64 elements", "broadcast of 64 elements", "same order"});
 }
 
 TEST(Mismatch, DifferentSizesAreNamed) {
   expect_mismatch([](auto& c, auto& data) { return sum(c, data, 64); },
-                  [](auto& c, auto& data) { return sum(c, data, 63); }, {"256 bytes", "252 bytes"});
+                  [](auto& c, auto& data) { return sum(c, data, 63); },
+                  {"64 elements", "63 elements"});
 }
 
 TEST(Mismatch, DifferentlyCutSizesAreNamed) {
@@ -296,7 +297,10 @@ TEST(Mismatch, DifferentPartsOfAllToAllAreNamed) {
     ASSERT_TRUE(ended);
     const Error error = expect_failed(communicator.barrier(Fence()), "the operation after it");
     EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
-    EXPECT_THAT(error.text(), HasSubstr("rank 0 sends 16 bytes to rank 1, which expects 12"));
+    EXPECT_THAT(
+        error.text(),
+        HasSubstr(
+            "rank 0 sends 4 elements of float32 to rank 1, which expects 3 elements of float32"));
   });
 }
 

@@ -245,7 +245,8 @@ TEST(MeshMessages, OfAnotherSizeFailOnlyTheReceive) {
           if (receives_first) expect_done(communicator.barrier(Fence()), "barrier");
           const Error error = expect_failed(op, "the receive");
           EXPECT_EQ(error.blame(), Blame::Caller);
-          EXPECT_THAT(error.text(), HasSubstr("sent " + std::to_string(size) + " bytes"));
+          EXPECT_THAT(error.text(),
+                      HasSubstr("sent " + std::to_string(size) + " elements of uint8"));
           EXPECT_THAT(error.text(), HasSubstr("takes exactly " + std::to_string(size + 1)));
           EXPECT_FALSE(communicator.is_broken());
         }

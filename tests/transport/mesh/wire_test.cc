@@ -146,15 +146,15 @@ TEST(Wire, ModelAndStepNumbersWrapAround) {
 
 TEST(Wire, CallsAreDescribed) {
   EXPECT_EQ(describe(Call{Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 8}),
-            "all_reduce of 8 bytes of float32 with Sum");
+            "all_reduce of 2 elements of float32 with Sum");
   EXPECT_EQ(describe(Call{Kind::Broadcast, Dtype::Int64, ReduceOp::Sum, 2, 16}),
-            "broadcast of 16 bytes of int64 from rank 2");
+            "broadcast of 2 elements of int64 from rank 2");
   EXPECT_EQ(describe(Call{Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 8, {2, 3}}),
-            "all_reduce of 8 bytes of float32 with Sum, of the gradients of step 3 of "
+            "all_reduce of 2 elements of float32 with Sum, of the gradients of step 3 of "
             "DistributedDataParallel 2");
-  EXPECT_EQ(
-      describe(Call{Kind::Broadcast, Dtype::Float32, ReduceOp::Sum, 0, 8, {2, 0}}),
-      "broadcast of 8 bytes of float32, of the buffers of DistributedDataParallel 2 from rank 0");
+  EXPECT_EQ(describe(Call{Kind::Broadcast, Dtype::Float32, ReduceOp::Sum, 0, 8, {2, 0}}),
+            "broadcast of 2 elements of float32, of the buffers of DistributedDataParallel 2 from "
+            "rank 0");
   EXPECT_EQ(describe(Call{}), "barrier");
 }
 
