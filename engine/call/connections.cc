@@ -80,8 +80,7 @@ std::shared_ptr<Peer> Connections::peer(const Recipient& to) {
       throw has_left(to);
     }
     if (other) {  // it has left, but its connection has not ended yet
-      close_on_loop(other, Error(Blame::PeerLost, "the connection has ended: " +
-                                                      describe(other->worker()) + " has left"));
+      close_on_loop(other, Error(Blame::PeerLost, describe(other->worker()) + " has left"));
     }
     Directory::Entry entry = found(to);
     // False if a successor was met before the store's list named it.
@@ -210,8 +209,7 @@ void Connections::ended(Peer& peer, std::uint64_t connection_number, const Error
   }
   if (gone) {
     // The peer may have a new connection by now, for a call that waits already.
-    const std::uint64_t newer =
-        gone->close(Error(Blame::PeerLost, "the connection has ended: " + why.text()));
+    const std::uint64_t newer = gone->close(Error(Blame::PeerLost, why.text()));
     if (newer != 0) ended(*gone, newer, why);
   }
   auto given = core_.outgoing_calls().connection_ended(worker, connection_number, why);

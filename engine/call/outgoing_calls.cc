@@ -314,8 +314,7 @@ std::vector<std::shared_ptr<SentReferences>> OutgoingCalls::connection_ended(
     const bool kept = why.blame() == Blame::Timeout || why.blame() == Blame::Cancelled ||
                       why.blame() == Blame::Caller || why.blame() == Blame::Busy ||
                       why.blame() == Blame::Protocol;
-    const Error ended(kept ? why.blame() : Blame::PeerLost,
-                      "the connection has ended: " + why.text());
+    const Error ended(kept ? why.blame() : Blame::PeerLost, why.text());
     return gone(core_, ended, worker.rank)
         .within(in_words(core_, call.function, describe(worker)))
         .with_ranks({worker.rank});

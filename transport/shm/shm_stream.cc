@@ -318,9 +318,7 @@ std::optional<Error> ShmStream::end() const noexcept {
   }
   if (shared.stopped || shared.reader.closed())
     return Error(Blame::PeerLost, "shm: " + shared.peer + " closed the connection");
-  if (shared.hung_up)
-    return Error(Blame::PeerLost,
-                 "shm: " + shared.peer + " is gone: its end of the connection was closed");
+  if (shared.hung_up) return Error(Blame::PeerLost, "shm: " + shared.peer + " is gone");
   return std::nullopt;
 }
 
