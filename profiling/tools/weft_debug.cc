@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include <weft/base/error.h>
 #include <weft/base/version.h>
@@ -74,6 +75,12 @@ std::vector<std::string> files_of(const std::vector<std::string>& named) {
 
 int analyze_files(const Options& options) {
   const auto older_than = parse_duration("--older-than", options.older_than);
+  if (options.files.empty()) {
+    throw Error(Blame::Caller,
+                "analyze needs the dumps of one job: name the files dump-….json, or their folder "
+                "(WEFT_DUMP_DIR, or weft-" +
+                    std::to_string(::geteuid()) + " in the folder for temporary files)");
+  }
   const Dumps dumps = read_dumps(files_of(options.files));
   const auto findings = analyze(dumps, older_than);
   const Remarks beside = remarks(dumps, older_than);
@@ -93,11 +100,9 @@ int main(int argc, char** argv) {
       app.add_subcommand("analyze",
                          "Find late and missing ranks, collectives and messages that do not match "
                          "or end, calls without a reply, waits in a circle");
-  analyze
-      ->add_option("dumps", options.files,
-                   "The files that the ranks of one job wrote to WEFT_DUMP_DIR at about one "
-                   "moment, or that folder")
-      ->required();
+  analyze->add_option("dumps", options.files,
+                      "The files that the ranks of one job wrote to WEFT_DUMP_DIR at about one "
+                      "moment, or that folder");
   analyze
       ->add_option(
           "--older-than", options.older_than,
