@@ -75,6 +75,8 @@ Config Config::from(const std::function<const char*(const char*)>& variable) {
       config.debug);
   config.crash_trace = choose<bool>("WEFT_CRASH_TRACE", variable("WEFT_CRASH_TRACE"),
                                     {{"on", true}, {"off", false}}, config.crash_trace);
+  config.line_output = choose<bool>("WEFT_LINE_OUTPUT", variable("WEFT_LINE_OUTPUT"),
+                                    {{"on", true}, {"off", false}}, config.line_output);
   config.socket_interfaces = list(variable("WEFT_SOCKET_IFNAME"));
   config.tcp_sockets =
       number("WEFT_TCP_SOCKETS", variable("WEFT_TCP_SOCKETS"), 1, 16).value_or(config.tcp_sockets);

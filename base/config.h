@@ -19,6 +19,8 @@ struct Config {
   LogLevel log = LogLevel::Warn;       // WEFT_LOG
   DebugLevel debug = DebugLevel::Off;  // WEFT_DEBUG
   bool crash_trace = false;  // WEFT_CRASH_TRACE; base/crash.cc reads it itself, before main
+  // WEFT_LINE_OUTPUT; engine/rendezvous/launcher_environment.cc reads it itself, before main
+  bool line_output = false;
   std::vector<std::string> socket_interfaces;  // WEFT_SOCKET_IFNAME, comma-separated
   int tcp_sockets = 1;                         // WEFT_TCP_SOCKETS
   std::vector<std::string> ib_devices;     // WEFT_IB_HCA, comma-separated: "mlx5_0" or "mlx5_0:1"

@@ -121,7 +121,10 @@ void WorkerGroup::start(int local) {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     std::signal(SIGPIPE, SIG_DFL);  // weft-run ignores SIGPIPE; the program must not inherit that
     if (::getppid() != parent) ::_exit(1);
-    if (takes_stdout) ::dup2(out.writing.get(), STDOUT_FILENO);
+    if (takes_stdout) {
+      ::dup2(out.writing.get(), STDOUT_FILENO);
+      ::setenv("WEFT_LINE_OUTPUT", "on", /*overwrite=*/0);  // as on a terminal
+    }
     ::dup2(err.writing.get(), STDERR_FILENO);
     set_environment(local);
     if (!page.empty()) ::setenv("WEFT_STATUS_FILE", page.c_str(), 1);

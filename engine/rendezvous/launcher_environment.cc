@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 
 #include <weft/base/error.h>
 #include <weft/engine/rendezvous/launcher_environment.h>
@@ -8,6 +10,18 @@
 #include <weft/engine/rendezvous/url.h>
 
 namespace weft::group {
+
+namespace {
+
+// Runs before main, which may print. The C library keeps what a program prints to a pipe until it
+// has 4 KiB; weft-run would show it late, and never if the rank is killed.
+[[maybe_unused]] const bool kPrintsLinesAtOnce = [] {
+  const char* const wanted = std::getenv("WEFT_LINE_OUTPUT");
+  return wanted != nullptr && std::string_view(wanted) == "on" &&
+         std::setvbuf(stdout, nullptr, _IOLBF, 0) == 0;
+}();
+
+}  // namespace
 
 const char* first_set(const Environment& environment, std::initializer_list<const char*> names) {
   for (const char* name : names) {

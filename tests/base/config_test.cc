@@ -63,6 +63,7 @@ TEST(Config, CrashTracesAreOnOrOff) {
   EXPECT_TRUE(from({{"WEFT_CRASH_TRACE", "On"}}).crash_trace);
   EXPECT_FALSE(from({{"WEFT_CRASH_TRACE", "off"}}).crash_trace);
   EXPECT_THROW(from({{"WEFT_CRASH_TRACE", "yes"}}), Error);
+  EXPECT_TRUE(from({{"WEFT_LINE_OUTPUT", "on"}}).line_output);
 }
 
 TEST(Config, SplitsLists) {

@@ -44,6 +44,7 @@ TEST_F(CrashOfARank, PrintsStackAndDumpBelowAScript) {
       ContainsRegex("\\[rank 1\\] weft: rank 1, process [0-9]+, crashed in thread 'crashing'"));
   EXPECT_THAT(outcome.err, ContainsRegex(frame("crashing::read_from\\(int const volatile\\*\\)")));
   EXPECT_THAT(outcome.out, HasSubstr("\"reason\":\"SIGSEGV, invalid access to memory\""));
+  EXPECT_THAT(outcome.out, HasSubstr("[rank 1] rank 1 has joined"));  // printed before the crash
   EXPECT_THAT(outcome.err, Not(HasSubstr("was not written")));
 }
 

@@ -24,6 +24,7 @@ int main(int argc, char** argv) {
       });
     } else if (std::strcmp(where, "group") == 0) {
       auto group = weft::init_process_group({.device = c10::Device(c10::kCPU)});
+      std::printf("rank %d has joined\n", group.rank());
       if (group.rank() == 1) crashing::read_from(nullptr);
       group.barrier().wait();
     } else {
