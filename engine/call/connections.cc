@@ -28,7 +28,7 @@ std::vector<transport::Offer> Connections::listen(const std::string& local_addre
 void Connections::begin() {
   std::vector<Early> early;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     joined_ = true;
     early.swap(early_);
   }
@@ -37,7 +37,7 @@ void Connections::begin() {
 
 void Connections::accept(std::shared_ptr<transport::Connection> connection, bool carries_devices) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (core_.closed()) return;
     if (!joined_) return early_.push_back({std::move(connection), carries_devices});
   }
@@ -56,7 +56,7 @@ void Connections::serve(std::shared_ptr<transport::Connection> connection, bool 
   const auto inbound =
       std::make_shared<Inbound>(core_.weak_from_this(), std::move(connection), carries_devices);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (core_.closed()) return;
     inbound_.emplace(inbound.get(), inbound);
   }
@@ -67,7 +67,7 @@ std::shared_ptr<Peer> Connections::peer(const Recipient& to) {
   for (int again = 0;; ++again) {
     std::shared_ptr<Peer> other;  // a peer of another generation that has the rank
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (const auto found = peers_.find(to.rank); found != peers_.end()) {
         if (to.fits(found->second->generation())) return found->second;
         other = found->second;
@@ -90,7 +90,7 @@ std::shared_ptr<Peer> Connections::peer(const Recipient& to) {
       continue;
     }
     auto peer = made(std::move(entry));
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     core_.lifetime().require_open();  // leave() has closed only the peers that it found
     const auto& known = peers_.emplace(to.rank, std::move(peer)).first->second;
     if (to.fits(known->generation())) return known;
@@ -127,7 +127,7 @@ Directory::Entry Connections::found(const Recipient& to) {
 }
 
 std::shared_ptr<Peer> Connections::known_peer(int rank) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = peers_.find(rank);
   return found == peers_.end() ? nullptr : found->second;
 }
@@ -141,7 +141,7 @@ Peer::Numbered Connections::standing(int rank, std::uint64_t number) const {
 void Connections::close_peer(const Member& worker, const Error& why) {
   std::shared_ptr<Peer> peer;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (const auto found = peers_.find(worker.worker.rank);
         found != peers_.end() && found->second->generation() <= worker.generation) {
       peer = std::move(found->second);
@@ -182,7 +182,7 @@ std::string Connections::name_of(int rank) const {
 
 std::vector<std::shared_ptr<Inbound>> Connections::inbound() const {
   std::vector<std::shared_ptr<Inbound>> all;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [key, inbound] : inbound_) all.push_back(inbound);
   return all;
 }
@@ -200,7 +200,7 @@ void Connections::ended(Peer& peer, std::uint64_t connection_number, const Error
   // again when a call fails below does not call it.
   const bool is_forgotten = core_.directory().forget(worker.rank);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (const auto known = peers_.find(worker.rank);
         is_forgotten && known != peers_.end() && known->second.get() == &peer) {
       gone = std::move(known->second);
@@ -223,7 +223,7 @@ void Connections::ended(Peer& peer, std::uint64_t connection_number, const Error
 void Connections::ended(Inbound& inbound, const Error& why) {
   std::shared_ptr<Inbound> ended;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = inbound_.find(&inbound);
     if (found == inbound_.end()) return;
     ended = std::move(found->second);
@@ -248,7 +248,7 @@ void Connections::All::close(const Error& why) const {
 
 Connections::All Connections::take_all() {
   All all;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   all.peers.swap(peers_);
   all.inbound.swap(inbound_);
   all.early.swap(early_);

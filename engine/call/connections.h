@@ -10,10 +10,10 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/base/task.h>
 #include <weft/engine/call/directory.h>
 #include <weft/engine/call/inbound.h>
@@ -95,11 +95,12 @@ class Connections {
   transport::Routes routes_;
   std::atomic<std::uint64_t> numbers_{0};
   InjectedFaults faults_;
-  mutable std::mutex mutex_;  // guards the members below
-  std::map<int, std::shared_ptr<Peer>> peers_;
-  std::map<const Inbound*, std::shared_ptr<Inbound>> inbound_;
-  std::vector<Early> early_;  // accepted before this worker had joined
-  bool joined_ = false;
+  mutable Mutex mutex_;
+  std::map<int, std::shared_ptr<Peer>> peers_ WEFT_GUARDED_BY(mutex_);
+  std::map<const Inbound*, std::shared_ptr<Inbound>> inbound_ WEFT_GUARDED_BY(mutex_);
+  // Accepted before this worker had joined.
+  std::vector<Early> early_ WEFT_GUARDED_BY(mutex_);
+  bool joined_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weft::rpc

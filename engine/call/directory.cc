@@ -222,7 +222,7 @@ Generation Directory::join_fixed(WorkerRecord record, Deadline deadline,
                                    " have it; names must differ");
   }
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     entries_ = std::move(all);
   }
   check_all_secrets();
@@ -236,7 +236,7 @@ Generation Directory::join_open(WorkerRecord record, const Claims::Ask& ask, Dea
   check_device_maps(known_devices(), /*more_may_come=*/true);
   const Member joined = claims_.take(std::move(record), read_all(), ask, deadline);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     self_ = joined.worker;
   }
   refresh();
@@ -244,19 +244,19 @@ Generation Directory::join_open(WorkerRecord record, const Claims::Ask& ask, Dea
 }
 
 WorkerInfo Directory::self() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return self_;
 }
 
 void Directory::check_all_secrets() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [rank, entry] : entries_.by_rank())
     check_secrets(self_, has_secret_, entry.worker, entry.has_secret);
 }
 
 std::vector<KnownDevices> Directory::known_devices() const {
   std::vector<KnownDevices> known;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [rank, entry] : entries_.by_rank())
     known.push_back({entry.worker.name, entry.devices});
   if (entries_.find(self_.rank) == nullptr) known.push_back({self_.name, devices_});
@@ -405,7 +405,7 @@ std::set<int> Directory::ever_joined() {
   const long joined = store_->add("joined", 0);
   std::map<long, int> known;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     known = joined_;
   }
   for (long index = 1; index <= joined; ++index) {
@@ -416,7 +416,7 @@ std::set<int> Directory::ever_joined() {
   }
   std::set<int> ranks;
   for (const auto& [index, rank] : known) ranks.insert(rank);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   joined_.merge(known);
   return ranks;
 }
@@ -438,7 +438,7 @@ Directory::Entries Directory::refresh() {
     if (record.stands(Standing::Joined)) all.add(rank, entry_of(record));
     if (!record.lives()) ended.emplace(rank, std::move(record));
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   entries_ = all;
   ended_ = std::move(ended);
   return all;
@@ -450,7 +450,7 @@ std::optional<WorkerRecord> Directory::look(int rank) {
   WorkerRecord record = read_record(bytes);
   std::optional<Entry> entry;
   if (record.stands(Standing::Joined)) entry = entry_of(record);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Entry* const known = entries_.find(rank);
   if (entry) {
     if (known == nullptr || known->generation <= entry->generation)
@@ -483,7 +483,7 @@ NotThere Directory::not_there(const Key& wanted, const Entries& entries) {
     rank = wanted;
   }
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [its_rank, record] : ended_) {
       const bool fits = (rank < 0 || its_rank == rank) && (name.empty() || record.name == name);
       if (fits) return gone(fate(record));
@@ -498,7 +498,7 @@ NotThere Directory::not_there(const Key& wanted, const Entries& entries) {
 template <class Key, class Read>
 auto Directory::look_up(const Key& key, Read read) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (const Entry* found = find_in(entries_, key)) return read(*found);
     if (size_) throw nobody(key, entries_);
   }
@@ -510,7 +510,7 @@ auto Directory::look_up(const Key& key, Read read) {
 Directory::Entry Directory::find(const Recipient& worker) {
   bool is_known_by_life = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const Entry* known = entries_.find(worker.rank);
     if (known != nullptr && worker.generation != kAnyLife && worker.generation < known->generation)
       throw has_left(worker);
@@ -529,7 +529,7 @@ std::optional<Directory::Entry> Directory::find_again(const Recipient& worker) {
   try {
     record = look(worker.rank);
   } catch (const Error& error) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto known = forgotten_.find(worker.rank);
     if (known == forgotten_.end() || !worker.fits(known->second.generation)) throw;
     log::debug("a worker is looked for at its last address: " + error.text());
@@ -561,14 +561,14 @@ Recipient Directory::recipient(const WorkerInfo& worker) {
 }
 
 std::optional<WorkerInfo> Directory::known(int rank) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Entry* const found = entries_.find(rank);
   return found == nullptr ? std::nullopt : std::optional(found->worker);
 }
 
 bool Directory::forget(int rank) {
   if (size_) return false;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const Entry* const known = entries_.find(rank); known != nullptr)
     forgotten_.insert_or_assign(rank, *known);
   entries_.erase(rank);
@@ -576,7 +576,7 @@ bool Directory::forget(int rank) {
 }
 
 void Directory::forget_before(int rank, Generation generation) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Entry* const found = entries_.find(rank);
   if (found != nullptr && found->generation < generation) entries_.erase(rank);
   const auto forgotten = forgotten_.find(rank);
@@ -586,14 +586,14 @@ void Directory::forget_before(int rank, Generation generation) {
 
 std::vector<Member> Directory::members() const {
   std::vector<Member> all;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [rank, entry] : entries_.by_rank()) all.push_back(entry);
   return all;
 }
 
 std::vector<WorkerInfo> Directory::workers() {
   if (!size_) refresh();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<WorkerInfo> all;
   for (const auto& [rank, entry] : entries_.by_rank()) all.push_back(entry.worker);
   return all;

@@ -6,7 +6,6 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include <weft/base/deadline.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/call/claims.h>
 #include <weft/engine/call/device_maps.h>
 #include <weft/engine/call/records.h>
@@ -150,13 +150,14 @@ class Directory {
   Claims claims_;
   bool counted_ = false;     // the store counts this worker
   bool is_refused_ = false;  // refused, and its rank given up
-  mutable std::mutex mutex_;
-  Entries entries_;
+  mutable Mutex mutex_;
+  Entries entries_ WEFT_GUARDED_BY(mutex_);
   // Records of ranks whose last worker has left or is lost, as of the last reading.
-  std::map<int, WorkerRecord> ended_;
-  std::map<int, Entry> forgotten_;  // last known entries, used while the store fails
+  std::map<int, WorkerRecord> ended_ WEFT_GUARDED_BY(mutex_);
+  // Last known entries, used while the store fails.
+  std::map<int, Entry> forgotten_ WEFT_GUARDED_BY(mutex_);
   // Ranks by the order in which they joined, as far as read. These entries never change.
-  std::map<long, int> joined_;
+  std::map<long, int> joined_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::rpc

@@ -12,7 +12,7 @@ constexpr std::size_t kMost = 4096;
 
 void ExpiredCalls::add(std::vector<PendingCalls::Taken> calls) {
   std::vector<WaitingCall> dropped;  // destroyed outside the lock: free bytes wake others
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto& [id, call] : calls) {
     if (call.connection_number != 0 && is_users(call.kind)) calls_.emplace(id, std::move(call));
   }
@@ -27,7 +27,7 @@ void ExpiredCalls::add(std::vector<PendingCalls::Taken> calls) {
 ExpiredCalls::Found ExpiredCalls::take(std::uint64_t id, int rank,
                                        std::uint64_t connection_number) {
   Found result;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = calls_.find(id);
   const auto count = dropped_.find({rank, connection_number});
   if (found != calls_.end() && found->second.to == rank &&
@@ -43,7 +43,7 @@ ExpiredCalls::Found ExpiredCalls::take(std::uint64_t id, int rank,
 
 std::vector<WaitingCall> ExpiredCalls::take_all_of(int rank, std::uint64_t connection_number) {
   std::vector<WaitingCall> taken;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto it = calls_.begin(); it != calls_.end();) {
     if (it->second.to != rank || it->second.connection_number != connection_number) {
       ++it;
@@ -57,7 +57,7 @@ std::vector<WaitingCall> ExpiredCalls::take_all_of(int rank, std::uint64_t conne
 }
 
 std::map<std::uint64_t, WaitingCall> ExpiredCalls::take_all() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::exchange(calls_, {});
 }
 

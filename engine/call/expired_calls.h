@@ -7,10 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/engine/call/pending.h>
 
 namespace weft::rpc {
@@ -31,10 +31,10 @@ class ExpiredCalls {
   std::map<std::uint64_t, WaitingCall> take_all();
 
  private:
-  std::mutex mutex_;                            // guards the members below
-  std::map<std::uint64_t, WaitingCall> calls_;  // by id
+  Mutex mutex_;
+  std::map<std::uint64_t, WaitingCall> calls_ WEFT_GUARDED_BY(mutex_);  // by id
   // Number of calls that were dropped for lack of room, by the callee's rank and the connection.
-  std::map<std::pair<int, std::uint64_t>, std::size_t> dropped_;
+  std::map<std::pair<int, std::uint64_t>, std::size_t> dropped_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::rpc

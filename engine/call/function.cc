@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
-#include <mutex>
 
 #include <weft/base/error.h>
 #include <weft/base/fork_mutex.h>
+#include <weft/base/mutex.h>
 #include <weft/base/type_name.h>
 #include <weft/engine/call/function.h>
 
@@ -17,7 +17,7 @@ namespace {
 // one table: it lists the code that exists, and holds nothing of any agent.
 struct Table {
   ForkMutex mutex{ForkOrder::Engine};
-  std::map<std::pair<std::uint64_t, std::uint64_t>, Function> functions;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, Function> functions WEFT_GUARDED_BY(mutex);
 };
 
 Table& table() {
@@ -31,7 +31,8 @@ constexpr std::size_t kLongestName = 127;
 // Functions that are called by name, as people are shown them. Traces keep pointers to the texts.
 struct Names {
   ForkMutex mutex{ForkOrder::Engine};
-  std::map<std::pair<const Function*, std::string>, Function, std::less<>> shown;
+  std::map<std::pair<const Function*, std::string>, Function, std::less<>> shown
+      WEFT_GUARDED_BY(mutex);
 };
 
 Names& names() {
@@ -128,7 +129,7 @@ Function entry(std::string name, const std::type_info& signature, bool stays,
 
 const Function* enter(Function function) {
   Table& all = table();
-  std::lock_guard lock(all.mutex);
+  MutexLock lock(all.mutex);
   const auto [place, fresh] =
       all.functions.try_emplace({function.id.name, function.id.signature}, function);
   if (!fresh && place->second.value != function.value) {
@@ -146,14 +147,14 @@ const Function* enter(Function function) {
 
 const Function* find(const Identity& id) {
   Table& all = table();
-  std::lock_guard lock(all.mutex);
+  MutexLock lock(all.mutex);
   const auto found = all.functions.find({id.name, id.signature});
   return found == all.functions.end() ? nullptr : &found->second;
 }
 
 std::vector<const Function*> named(std::uint64_t name) {
   Table& all = table();
-  std::lock_guard lock(all.mutex);
+  MutexLock lock(all.mutex);
   std::vector<const Function*> found;
   for (auto it = all.functions.lower_bound({name, 0});
        it != all.functions.end() && it->first.first == name; ++it) {
@@ -165,7 +166,7 @@ std::vector<const Function*> named(std::uint64_t name) {
 const Function& shown_as(const Function& function, std::string_view text) {
   if (!runs_by_name(function) || !is_name(text)) return function;
   Names& all = names();
-  std::lock_guard lock(all.mutex);
+  MutexLock lock(all.mutex);
   const std::pair key(&function, std::string(text));
   if (const auto found = all.shown.find(key); found != all.shown.end()) return found->second;
   if (all.shown.size() >= kMostNames) return function;

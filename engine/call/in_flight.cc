@@ -20,7 +20,7 @@ void BytesInFlight::take_anyway(std::uint64_t bytes) { taken_ += bytes; }
 void BytesInFlight::wait(Turn& turn) {
   std::vector<const void*> come;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     turns_.push_back(&turn);
     ++waiting_;
     come = let_in();
@@ -31,7 +31,7 @@ void BytesInFlight::wait(Turn& turn) {
 bool BytesInFlight::give_up(Turn& turn) {
   std::vector<const void*> come;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (std::erase(turns_, &turn) == 0) return false;
     --waiting_;
     come = let_in();  // a smaller one may have waited behind it
@@ -45,7 +45,7 @@ void BytesInFlight::give_back(std::uint64_t bytes) {
   if (waiting_ == 0) return;
   std::vector<const void*> come;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     come = let_in();
   }
   wake(come);

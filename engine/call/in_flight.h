@@ -16,10 +16,10 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/engine/call/types.h>
 
 namespace weft::rpc {
@@ -88,18 +88,18 @@ class BytesInFlight {
  private:
   // Takes the bytes if they fit, and returns whether they did.
   bool take_room(std::uint64_t bytes);
-  std::vector<const void*> let_in();  // requires mutex_
+  std::vector<const void*> let_in() WEFT_REQUIRES(mutex_);
   void wake(const std::vector<const void*>& turns) const;
 
   const std::uint64_t most_;
   const Wake wake_;
-  std::mutex mutex_;
+  Mutex mutex_;
   // Calls take and give back their bytes without the mutex. A call that waits is counted before its
   // thread looks for room, and a call that gives bytes back checks afterwards whether any call
   // waits. So one of the two sees the other.
   std::atomic<std::uint64_t> taken_{0};
   std::atomic<std::size_t> waiting_{0};  // the number of turns_
-  std::list<Turn*> turns_;
+  std::list<Turn*> turns_ WEFT_GUARDED_BY(mutex_);
 };
 
 // The bytes that one call has taken.
@@ -132,7 +132,7 @@ class Callers {
     InFlight own{0};
   };
   std::shared_ptr<Counts> of(int rank) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     auto& known = counts_[rank];
     auto counts = known.lock();
     if (!counts) known = counts = std::make_shared<Counts>();
@@ -140,8 +140,8 @@ class Callers {
   }
 
  private:
-  std::mutex mutex_;
-  std::map<int, std::weak_ptr<Counts>> counts_;
+  Mutex mutex_;
+  std::map<int, std::weak_ptr<Counts>> counts_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::rpc

@@ -95,7 +95,7 @@ void check_unchanged(const Function& function, const WorkerInfo& caller,
 
 void Inbound::start() {
   if (const auto core = core_.lock()) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     greeting_ = core->loop()->at(Deadline::in(kGreeting), Task([weak = weak_from_this()] {
                                    if (const auto self = weak.lock()) self->greeting_overdue();
                                  }));
@@ -115,12 +115,12 @@ void Inbound::greeting_overdue() {
 }
 
 WorkerInfo Inbound::worker() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return worker_.value_or(WorkerInfo());
 }
 
 Generation Inbound::generation() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return generation_;
 }
 
@@ -171,7 +171,7 @@ void Inbound::deliver(const std::shared_ptr<AgentCore>& core, Message message,
   if (message.head.kind == FrameKind::Call) {
     call_arrived(core, std::move(message), lacking);
   } else if (message.head.kind == FrameKind::Cancel) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (const auto found = calls_.find(message.head.call); found != calls_.end())
       found->second->cancelled = true;
   }
@@ -204,7 +204,7 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
   if (!wrong.empty()) return refuse(*core, wrong);
   counts_ = core->incoming_calls().callers().of(hello.from.rank);
   core->liveness().heard_from(hello.from.rank);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   worker_ = hello.from;
   greeting_.reset();
   generation_ = hello.from_life;
@@ -259,13 +259,13 @@ bool Inbound::enter(const AgentCore& core, const Message& message,
                            .peer = state->caller.rank,
                            .bytes = bytes_of(message)};
   state->traced = trace::Operation::begin(core.identity().member, trace::Kind::Served, shown);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return calls_.try_emplace(message.head.call, state).second;
 }
 
 std::shared_ptr<const CallState> Inbound::longest_running() const {
   std::shared_ptr<const CallState> longest;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [number, state] : calls_) {
     if (!state->expires || !state->has_begun) continue;
     if (!longest || state->begun_at < longest->begun_at) longest = state;
@@ -274,7 +274,7 @@ std::shared_ptr<const CallState> Inbound::longest_running() const {
 }
 
 std::shared_ptr<const CallState> Inbound::call(std::uint64_t number) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = calls_.find(number);
   return found == calls_.end() ? nullptr : found->second;
 }
@@ -347,7 +347,7 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
 
 void Inbound::keep_given(std::uint64_t call, const std::shared_ptr<SentReferences>& references) {
   if (references->is_empty()) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (given_.size() >= prune_at_) {
     std::erase_if(given_, [](const auto& one) { return one.second->is_over(); });
     prune_at_ = std::max<std::size_t>(64, 2 * given_.size());
@@ -357,7 +357,7 @@ void Inbound::keep_given(std::uint64_t call, const std::shared_ptr<SentReference
 
 std::vector<std::shared_ptr<SentReferences>> Inbound::take_given() {
   std::vector<std::shared_ptr<SentReferences>> all;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto& [call, references] : given_) all.push_back(std::move(references));
   given_.clear();
   return all;
@@ -366,7 +366,7 @@ std::vector<std::shared_ptr<SentReferences>> Inbound::take_given() {
 void Inbound::take_back(std::uint64_t call) {
   std::shared_ptr<SentReferences> references;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = given_.find(call);
     if (found == given_.end()) return;
     references = std::move(found->second);
@@ -427,13 +427,13 @@ void Inbound::send_failure_of(const Head& head,
 
 std::shared_ptr<const DeviceMap> Inbound::map_of_results(AgentCore& core) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (map_) return map_;
   }
   const auto entry = core.directory().find({worker().rank, generation()});
   auto map = std::make_shared<const DeviceMap>(
       DeviceMap::to(core.self().name, entry.devices.maps).inverse());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return map_ = std::move(map);
 }
 
@@ -463,7 +463,7 @@ void Inbound::reply_refused(std::uint64_t call, MessageKind kind, const Error& w
 }
 
 void Inbound::forget(std::uint64_t call, std::uint64_t bytes, const Error* error) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = calls_.find(call);
   if (found == calls_.end()) return;
   if (error != nullptr) {
@@ -477,7 +477,7 @@ void Inbound::forget(std::uint64_t call, std::uint64_t bytes, const Error* error
 
 void Inbound::ended(const Error& why) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (auto& [id, state] : calls_) {
       state->cancelled = true;
       state->traced.fail(why);

@@ -12,10 +12,10 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 
+#include <weft/base/mutex.h>
 #include <weft/engine/call/admission.h>
 #include <weft/engine/call/device_maps.h>
 #include <weft/engine/call/extension.h>
@@ -88,17 +88,22 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   std::shared_ptr<Callers::Counts> counts_;
   std::atomic<bool> closed_{false};  // messages that have not been read by then are dropped
   std::atomic<int> unsent_{0};       // failures that wait for room on the connection
-  mutable std::mutex mutex_;         // guards the members below
-  // The worker and its generation change once, on the loop, which may read them without the mutex.
+  mutable Mutex mutex_;
+  // The worker and its generation change once, on the loop and under the mutex. The loop may read
+  // them without it.
   std::optional<WorkerInfo> worker_;
-  EventLoop::Registration greeting_;  // the time limit for the Hello, until it has come
   Generation generation_ = 0;
+  // The time limit for the Hello, until it has come.
+  EventLoop::Registration greeting_ WEFT_GUARDED_BY(mutex_);
   // For a connection without device memory, the map of a caller whose map has no GPUs; otherwise
   // set when it is first needed.
-  std::shared_ptr<const DeviceMap> map_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_;       // that run here
-  std::unordered_map<std::uint64_t, std::shared_ptr<SentReferences>> given_;  // by call
-  std::size_t prune_at_ = 64;  // size of given_ at which it is pruned
+  std::shared_ptr<const DeviceMap> map_ WEFT_GUARDED_BY(mutex_);
+  // The calls that run here.
+  std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_ WEFT_GUARDED_BY(mutex_);
+  // By call.
+  std::unordered_map<std::uint64_t, std::shared_ptr<SentReferences>> given_ WEFT_GUARDED_BY(mutex_);
+  // Size of given_ at which it is pruned.
+  std::size_t prune_at_ WEFT_GUARDED_BY(mutex_) = 64;
 };
 
 }  // namespace weft::rpc

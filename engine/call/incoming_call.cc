@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <bit>
 #include <map>
-#include <mutex>
 
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 
 #include <weft/base/log.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/incoming_call.h>
@@ -110,13 +110,13 @@ std::string text_of(const std::exception_ptr& error) {
 
 void log_thrown(const Function& function, const WorkerInfo& caller, const std::string& text) {
   constexpr unsigned kAll = 5;
-  static std::mutex mutex;
+  static Mutex mutex;
   // Never destroyed: agents may outlive static objects.
-  static auto& times = *new std::map<const Function*, unsigned>;
+  static auto* const times WEFT_POINTEE_GUARDED_BY(mutex) = new std::map<const Function*, unsigned>;
   unsigned count = 0;
   {
-    std::lock_guard lock(mutex);
-    count = ++times[&function];
+    MutexLock lock(mutex);
+    count = ++(*times)[&function];
   }
   if (count > kAll && !std::has_single_bit(count)) return;
   log::warn(function.name + ", called by " + describe(caller) + ", threw: " + text +

@@ -21,7 +21,7 @@ bool InjectedFaults::pass(MessageKind kind, std::function<void()> send) {
 bool InjectedFaults::refuses(MessageKind kind) {
   const auto found = faults_.fail_first.find(kind);
   if (found == faults_.fail_first.end()) return false;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (refused_[kind] >= found->second) return false;
   ++refused_[kind];
   return true;

@@ -5,8 +5,8 @@
 
 #include <functional>
 #include <map>
-#include <mutex>
 
+#include <weft/base/mutex.h>
 #include <weft/engine/call/types.h>
 
 namespace weft::rpc {
@@ -28,8 +28,9 @@ class InjectedFaults {
 
   AgentCore& core_;
   const Faults& faults_;
-  std::mutex mutex_;
-  std::map<MessageKind, int> refused_;  // messages refused so far; guarded by mutex_
+  Mutex mutex_;
+  // Messages refused so far.
+  std::map<MessageKind, int> refused_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::rpc

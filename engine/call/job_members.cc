@@ -17,7 +17,7 @@ Error loss_of(const WorkerInfo& worker, const std::string& why) {
 }  // namespace
 
 void JobMembers::begin() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   generations_.emplace(core_.self().rank, core_.identity().generation);
 }
 
@@ -36,7 +36,7 @@ void JobMembers::follow(long announcements) {
         if (core && !core->closed()) core->members().store_lost(why);
       });
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     follower_ = std::move(follower);
   }
   watch_neighbours();
@@ -45,7 +45,7 @@ void JobMembers::follow(long announcements) {
 std::unique_ptr<Follower> JobMembers::stop_following() {
   std::unique_ptr<Follower> follower;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     follower = std::move(follower_);
   }
   if (follower) follower->stop();
@@ -100,7 +100,7 @@ void JobMembers::joined(int rank) {
   }
   bool is_untold = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!present_.add(worker)) return;
     is_untold = news_.add_joined(worker.worker);
   }
@@ -137,7 +137,7 @@ void JobMembers::lost(const Member& worker, const Error& why) {
   bool is_untold = false;
   {
     // The lock keeps other threads from telling of the next worker of its rank or name in between.
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!present_.remove(rank, worker.generation)) return;
     is_untold = news_.add_lost(worker.worker, why);
   }
@@ -233,7 +233,7 @@ bool JobMembers::alive(const Destination& destination) {
 
 bool JobMembers::meets(const WorkerInfo& worker, Generation generation) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto met = generations_.try_emplace(worker.rank, 0).first;
     if (generation <= met->second) return generation == met->second;
     met->second = generation;
@@ -245,7 +245,7 @@ bool JobMembers::meets(const WorkerInfo& worker, Generation generation) {
 
 void JobMembers::end_predecessors(int rank, Generation generation, const Error& why) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     Generation& met = generations_[rank];
     met = std::max(met, generation);
     if (met == generation) core_.liveness().heard_from(rank);
@@ -256,7 +256,7 @@ void JobMembers::end_predecessors(int rank, Generation generation, const Error& 
 
 bool JobMembers::has_successor(const WorkerGeneration& worker) const {
   if (core_.identity().world_size) return false;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto met = generations_.find(worker.rank);
   return met != generations_.end() && worker.is_before(static_cast<std::uint16_t>(met->second));
 }

@@ -11,9 +11,9 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 
+#include <weft/base/mutex.h>
 #include <weft/engine/call/announcements.h>
 #include <weft/engine/call/numbers.h>
 #include <weft/engine/call/present.h>
@@ -80,13 +80,12 @@ class JobMembers {
   const std::shared_ptr<transport::Bootstrap> announcements_;
   PresentWorkers present_;  // where workers come and go
   News news_;
-  // Guards the members below. It also orders changes of present_ and their news, so that no thread
-  // tells of the next worker of a rank or name in between. Liveness::heard_from() is called under
-  // it.
-  mutable std::mutex mutex_;
-  std::unique_ptr<Follower> follower_;
+  // It also orders changes of present_ and their news, so that no thread tells of the next worker
+  // of a rank or name in between. Liveness::heard_from() is called under it.
+  mutable Mutex mutex_;
+  std::unique_ptr<Follower> follower_ WEFT_GUARDED_BY(mutex_);
   // The latest generation that is known of each rank, where workers come and go.
-  std::map<int, Generation> generations_;
+  std::map<int, Generation> generations_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::rpc

@@ -31,7 +31,7 @@ Error Lifetime::why_gone() const {
 }
 
 void Lifetime::keep_until_left(std::shared_ptr<const void> kept) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   kept_until_left_.swap(kept);
 }
 

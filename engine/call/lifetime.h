@@ -7,13 +7,13 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <weft/base/error.h>
 #include <weft/base/inheritance.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/call/types.h>
 
 namespace weft::rpc {
@@ -49,8 +49,8 @@ class Lifetime {
   std::string why_left_;
   std::atomic<bool> taken_for_lost_{false};
   const std::vector<std::shared_ptr<const void>> kept_;
-  std::mutex mutex_;
-  std::shared_ptr<const void> kept_until_left_;  // guarded by mutex_
+  Mutex mutex_;
+  std::shared_ptr<const void> kept_until_left_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::rpc

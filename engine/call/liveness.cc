@@ -24,7 +24,7 @@ constexpr int kKnocks = 3;  // the fault that broke one connection may break the
 bool Liveness::depends_on(int rank) const {
   bool is_known_lost = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (depends_.contains(rank)) return true;
     is_known_lost = lost_.contains(rank);
   }
@@ -41,7 +41,7 @@ bool Liveness::depends_on(int rank) const {
 void Liveness::look_after(int rank, Asked why) {
   if (core_.closed() || rank < 0 || rank == core_.self().rank || !depends_on(rank)) return;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto [inquiry, is_new] = inquiries_.try_emplace(rank, Inquiry{why});
     if (why == Asked::ConnectionEnded) inquiry->second.why = why;
     if (!is_new) return;
@@ -55,14 +55,14 @@ void Liveness::look_after(int rank, Asked why) {
 void Liveness::ask_again(int rank) {
   Inquiry begun;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = inquiries_.find(rank);
     if (found != inquiries_.end()) begun = found->second;
     inquiries_.erase(rank);
   }
   if (!depends_on(rank)) return;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto [inquiry, is_new] = inquiries_.try_emplace(rank, begun);
     if (!is_new) {  // look_after() asks
       if (begun.why == Asked::ConnectionEnded) inquiry->second.why = begun.why;
@@ -113,7 +113,7 @@ void Liveness::asked(const Recipient& asked, const std::exception_ptr& error, bo
 }
 
 Liveness::Verdict Liveness::judge(int rank, const Answer& answer) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!answer.why_not) {
     lost_.erase(rank);
     inquiries_.erase(rank);
@@ -160,22 +160,22 @@ void Liveness::lost(const Recipient& asked, const Answer& answer, bool is_news) 
 }
 
 void Liveness::depend_on(int rank, int change) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if ((depends_[rank] += change) == 0) depends_.erase(rank);
 }
 
 void Liveness::heard_from(int rank) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   lost_.erase(rank);
 }
 
 bool Liveness::is_lost(int rank) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return lost_.contains(rank);
 }
 
 std::optional<int> Liveness::first_lost() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return lost_.empty() ? std::nullopt : std::optional(*lost_.begin());
 }
 

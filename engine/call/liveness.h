@@ -10,12 +10,12 @@
 
 #include <exception>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/call/directory.h>
 #include <weft/engine/call/types.h>
 
@@ -66,10 +66,13 @@ class Liveness {
   void lost(const Recipient& asked, const Answer& answer, bool is_news);
 
   AgentCore& core_;
-  mutable std::mutex mutex_;          // guards the members below
-  std::set<int> lost_;                // ranks of workers that cannot be reached any more
-  std::map<int, int> depends_;        // number of failed messages that will be sent again, by rank
-  std::map<int, Inquiry> inquiries_;  // those under way, by rank
+  mutable Mutex mutex_;
+  // Ranks of workers that cannot be reached any more.
+  std::set<int> lost_ WEFT_GUARDED_BY(mutex_);
+  // Number of failed messages that will be sent again, by rank.
+  std::map<int, int> depends_ WEFT_GUARDED_BY(mutex_);
+  // Those under way, by rank.
+  std::map<int, Inquiry> inquiries_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::rpc

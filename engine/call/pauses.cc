@@ -7,7 +7,7 @@
 namespace weft::rpc {
 
 std::uint64_t Pauses::after(std::chrono::milliseconds pause, Task task) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (core_.closed()) return 0;
   const std::uint64_t number = next_++;
   pauses_[number] = {
@@ -21,7 +21,7 @@ std::uint64_t Pauses::after(std::chrono::milliseconds pause, Task task) {
 void Pauses::over(std::uint64_t number) {
   Pause ended;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ended = std::move(pauses_[number]);
     pauses_.erase(number);
   }
@@ -30,7 +30,7 @@ void Pauses::over(std::uint64_t number) {
 
 void Pauses::drop(std::uint64_t number) {
   Pause dropped;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = pauses_.find(number);
   if (found == pauses_.end()) return;
   dropped = std::move(found->second);
@@ -38,12 +38,12 @@ void Pauses::drop(std::uint64_t number) {
 }
 
 std::size_t Pauses::size() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return pauses_.size();
 }
 
 Pauses::All Pauses::take_all() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::exchange(pauses_, {});
 }
 

@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 
 #include <weft/base/event_loop.h>
+#include <weft/base/mutex.h>
 #include <weft/base/task.h>
 
 namespace weft::rpc {
@@ -38,9 +38,9 @@ class Pauses {
   void over(std::uint64_t number);
 
   AgentCore& core_;
-  mutable std::mutex mutex_;  // guards the members below
-  All pauses_;
-  std::uint64_t next_ = 1;
+  mutable Mutex mutex_;
+  All pauses_ WEFT_GUARDED_BY(mutex_);
+  std::uint64_t next_ WEFT_GUARDED_BY(mutex_) = 1;
 };
 
 }  // namespace weft::rpc

@@ -22,7 +22,7 @@ constexpr std::chrono::milliseconds kConnectingWithoutLimit = std::chrono::minut
 
 Peer::Numbered Peer::connection(const transport::Routes& routes) {
   const auto core = core_.lock();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!core) throw Error(Blame::Cancelled, "the agent has left");
   if (closed_) throw Error(*closed_);
   if (present_.connection) return present_;
@@ -57,7 +57,7 @@ Peer::Numbered Peer::connection(const transport::Routes& routes) {
 }
 
 Peer::Numbered Peer::standing_connection() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return present_;
 }
 
@@ -139,7 +139,7 @@ void Peer::arrived(std::uint64_t number, transport::Connection& connection,
 void Peer::ended(std::uint64_t number, const Error& why) {
   Numbered lost;  // destroyed outside the lock, with the tasks that wait at its gate
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (present_.number == number) lost = std::exchange(present_, {});
     const bool is_of_transport = ends_connection(why.blame()) || why.blame() == Blame::Timeout;
     if (lost.connection && heard_by_ != number && is_of_transport) {
@@ -155,7 +155,7 @@ void Peer::ended(std::uint64_t number, const Error& why) {
 std::uint64_t Peer::close(const Error& why) noexcept {
   Numbered last;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!closed_) closed_ = why;
     last = std::exchange(present_, {});
   }

@@ -12,9 +12,9 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 
+#include <weft/base/mutex.h>
 #include <weft/engine/call/device_maps.h>
 #include <weft/engine/call/directory.h>
 #include <weft/engine/call/in_flight.h>
@@ -77,9 +77,9 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::uint64_t close(const Error& why) noexcept;
 
  private:
-  std::shared_ptr<transport::Connection> connect(
-      AgentCore& core,
-      const transport::Routes& routes) const;  // requires mutex_
+  std::shared_ptr<transport::Connection> connect(AgentCore& core,
+                                                 const transport::Routes& routes) const
+      WEFT_REQUIRES(mutex_);
   void greet(AgentCore& core, transport::Connection& connection);
   void arrived(std::uint64_t number, transport::Connection& connection,
                const transport::Arrival& arrival);
@@ -97,11 +97,12 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const std::shared_ptr<BytesInFlight> bytes_;
   // Number of the last connection by which anything has come.
   std::atomic<std::uint64_t> heard_by_{0};
-  mutable std::mutex mutex_;
-  Numbered present_;
+  mutable Mutex mutex_;
+  Numbered present_ WEFT_GUARDED_BY(mutex_);
   // Transports whose connection ended before anything came by it.
-  transport::Routes::Failed failed_;
-  std::optional<Error> closed_;  // why no connection is made any more
+  transport::Routes::Failed failed_ WEFT_GUARDED_BY(mutex_);
+  // Why no connection is made any more.
+  std::optional<Error> closed_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::rpc

@@ -7,19 +7,19 @@
 namespace weft::rpc {
 
 void PendingCalls::add(std::uint64_t id, WaitingCall call) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   calls_.emplace(id, std::move(call));
 }
 
 void PendingCalls::note(std::uint64_t id, int rank, std::string why) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = calls_.find(id);
   if (found != calls_.end() && found->second.to == rank) found->second.note = std::move(why);
 }
 
 template <class F>
 WaitingCall PendingCalls::take_where(std::uint64_t id, F wanted) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = calls_.find(id);
   if (found == calls_.end() || !wanted(found->second)) return {};
   WaitingCall call = std::move(found->second);
@@ -40,7 +40,7 @@ WaitingCall PendingCalls::take_of(std::uint64_t id, int rank, std::uint64_t conn
 template <class F>
 std::vector<PendingCalls::Taken> PendingCalls::take_if(F wanted) {
   std::vector<Taken> taken;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto it = calls_.begin(); it != calls_.end();) {
     if (wanted(it->second)) {
       taken.push_back({it->first, std::move(it->second)});
@@ -99,7 +99,7 @@ std::optional<AwaitedCall> PendingCalls::longest_awaited(
   }
   std::optional<AwaitedCall> longest;
   std::optional<AwaitedCall> oldest;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [id, call] : calls_) {
     const bool is_programs = is_users(call.kind) || call.kind == MessageKind::Backward;
     const auto wait = call.pending ? waits.find(call.pending->awaited()) : waits.end();
@@ -119,12 +119,12 @@ std::optional<AwaitedCall> PendingCalls::longest_awaited(
 }
 
 bool PendingCalls::waits(std::uint64_t id) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return calls_.contains(id);
 }
 
 std::size_t PendingCalls::size() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return calls_.size();
 }
 

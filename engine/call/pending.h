@@ -6,7 +6,6 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -14,6 +13,7 @@
 
 #include <weft/base/deadline.h>
 #include <weft/base/event_loop.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/call/function.h>
 #include <weft/engine/call/in_flight.h>
 #include <weft/engine/call/types.h>
@@ -130,8 +130,8 @@ class PendingCalls {
   WaitingCall take_where(std::uint64_t id, F wanted);
   template <class F>
   std::vector<Taken> take_if(F wanted);
-  mutable std::mutex mutex_;
-  std::unordered_map<std::uint64_t, WaitingCall> calls_;
+  mutable Mutex mutex_;
+  std::unordered_map<std::uint64_t, WaitingCall> calls_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::rpc

@@ -10,7 +10,7 @@
 namespace weft::rpc {
 
 bool PresentWorkers::add(const Member& worker) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto [known, is_new] = workers_.try_emplace(worker.worker.rank, worker);
   if (is_new) return true;
   if (known->second.generation >= worker.generation) return false;
@@ -19,7 +19,7 @@ bool PresentWorkers::add(const Member& worker) {
 }
 
 bool PresentWorkers::remove(int rank, Generation generation) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = workers_.find(rank);
   if (found == workers_.end() || found->second.generation != generation) return false;
   workers_.erase(found);
@@ -28,20 +28,20 @@ bool PresentWorkers::remove(int rank, Generation generation) {
 }
 
 std::optional<Member> PresentWorkers::find(int rank) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = workers_.find(rank);
   return found == workers_.end() ? std::nullopt : std::optional(found->second);
 }
 
 bool PresentWorkers::has(const std::string& name) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::ranges::any_of(workers_,
                              [&](const auto& one) { return one.second.worker.name == name; });
 }
 
 std::vector<Member> PresentWorkers::replaced_by(const Member& worker) const {
   std::vector<Member> replaced;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [rank, one] : workers_) {
     const bool is_before = rank == worker.worker.rank && one.generation < worker.generation;
     if (is_before || (rank != worker.worker.rank && one.worker.name == worker.worker.name))
@@ -52,8 +52,8 @@ std::vector<Member> PresentWorkers::replaced_by(const Member& worker) const {
 
 std::vector<int> PresentWorkers::new_neighbours(int self) {
   std::vector<int> fresh;
-  std::lock_guard lock(mutex_);
-  const auto watch = [&](const Member& one) {
+  MutexLock lock(mutex_);
+  const auto watch = [&](const Member& one) WEFT_REQUIRES(mutex_) {
     const auto [known, is_new] = watched_.try_emplace(one.worker.rank, one.generation);
     if (is_new || std::exchange(known->second, one.generation) != one.generation)
       fresh.push_back(one.worker.rank);
@@ -65,17 +65,17 @@ std::vector<int> PresentWorkers::new_neighbours(int self) {
 }
 
 void News::on_lost(LostCallback callback) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   lost_.push_back(std::make_shared<const LostCallback>(std::move(callback)));
 }
 
 void News::on_joined(JoinedCallback callback) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   joined_.push_back(std::make_shared<const JoinedCallback>(std::move(callback)));
 }
 
 bool News::tells_of_losses() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return !lost_.empty();
 }
 
@@ -83,14 +83,14 @@ bool News::add_lost(const WorkerInfo& worker, const Error& why) { return add({wo
 bool News::add_joined(const WorkerInfo& worker) { return add({worker, std::nullopt}); }
 
 bool News::add(One one) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (one.lost ? lost_.empty() : joined_.empty()) return false;
   untold_.push_back(std::move(one));
   return !std::exchange(tells_, true);
 }
 
 std::optional<News::One> News::next() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   tells_ = !untold_.empty();
   if (!tells_) return std::nullopt;
   One one = std::move(untold_.front());
@@ -108,7 +108,7 @@ void News::tell(const std::string& self) {
     }
   };
   while (const auto one = next()) {
-    std::unique_lock lock(mutex_);
+    UniqueLock lock(mutex_);
     const auto lost = lost_;
     const auto joined = joined_;
     lock.unlock();
@@ -125,7 +125,7 @@ void News::tell(const std::string& self) {
 void News::close() {
   std::vector<std::shared_ptr<const LostCallback>> lost;  // destroyed outside of the lock
   std::vector<std::shared_ptr<const JoinedCallback>> joined;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   lost.swap(lost_);
   joined.swap(joined_);
   untold_.clear();

@@ -8,12 +8,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <weft/base/error.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/call/types.h>
 
 namespace weft::rpc {
@@ -34,9 +34,9 @@ class PresentWorkers {
   std::vector<int> new_neighbours(int self);
 
  private:
-  mutable std::mutex mutex_;
-  std::map<int, Member> workers_;
-  std::map<int, Generation> watched_;
+  mutable Mutex mutex_;
+  std::map<int, Member> workers_ WEFT_GUARDED_BY(mutex_);
+  std::map<int, Generation> watched_ WEFT_GUARDED_BY(mutex_);
 };
 
 using LostCallback = std::function<void(const WorkerInfo&, const Error&)>;
@@ -65,11 +65,11 @@ class News {
   bool add(One one);
   std::optional<One> next();
 
-  mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<const LostCallback>> lost_;
-  std::vector<std::shared_ptr<const JoinedCallback>> joined_;
-  std::deque<One> untold_;
-  bool tells_ = false;
+  mutable Mutex mutex_;
+  std::vector<std::shared_ptr<const LostCallback>> lost_ WEFT_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<const JoinedCallback>> joined_ WEFT_GUARDED_BY(mutex_);
+  std::deque<One> untold_ WEFT_GUARDED_BY(mutex_);
+  bool tells_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weft::rpc

@@ -56,7 +56,7 @@ bool is_same(const Proof& expected, std::span<const std::byte> shown) {
 
 void Gate::pass(Task task) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!open_) return waiting_.push_back(std::move(task));
   }
   task();
@@ -66,7 +66,7 @@ void Gate::open() {
   for (;;) {  // a task that comes meanwhile runs behind the earlier ones
     std::vector<Task> ready;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       ready.swap(waiting_);
       if (ready.empty()) {
         open_ = true;

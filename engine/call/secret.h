@@ -16,11 +16,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include <weft/base/mutex.h>
 #include <weft/base/task.h>
 
 namespace weft::rpc {
@@ -54,9 +54,9 @@ class Gate {
   bool is_open() const { return open_; }
 
  private:
-  std::mutex mutex_;
+  Mutex mutex_;
   std::atomic<bool> open_{false};
-  std::vector<Task> waiting_;
+  std::vector<Task> waiting_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::rpc

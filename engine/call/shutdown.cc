@@ -107,7 +107,7 @@ Future<Outcome> Shutdown::join(int rank, Deadline limit) {
   Promise<Outcome> promise;
   Waiting joins{promise, limit};
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto [known, is_new] = waiting_.try_emplace(rank, joins);
     if (!is_new) std::swap(known->second, joins);  // its earlier question fails outside the lock
   }
@@ -123,7 +123,7 @@ Future<Outcome> Shutdown::join(int rank, Deadline limit) {
 void Shutdown::report_awaited() {
   std::vector<int> ranks;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (began_ || core_.closed() || waiting_.empty()) return awaited_here_.reset();
     for (const auto& [rank, joins] : waiting_) ranks.push_back(rank);
   }
@@ -146,7 +146,7 @@ std::string Shutdown::names_of(const std::vector<int>& ranks) const {
 }
 
 std::vector<int> Shutdown::missing() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<int> missing;
   for (int rank = 1; rank < *core_.identity().world_size; ++rank) {
     if (!waiting_.contains(rank)) missing.push_back(rank);
@@ -167,7 +167,7 @@ void Shutdown::run(const Graceful& options) {
             "runs: call shutdown() on a thread of the program's own, or leave()");
   }
   {
-    std::unique_lock lock(mutex_);
+    UniqueLock lock(mutex_);
     if (began_) {
       lock.unlock();
       return wait_for_other_thread(limit, what);
@@ -317,7 +317,7 @@ void Shutdown::wait_for_own_calls(Deadline deadline) {
 
 Error Shutdown::why_gone(int rank) const {
   const std::string worker = core_.connections().name_of(rank);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = waiting_.find(rank);
   if (found != waiting_.end() && found->second.limit.remaining() < kOnTheWay) {
     return Error(Blame::Timeout,
@@ -388,7 +388,7 @@ void Shutdown::wait_until_all_have_called(Deadline deadline, Reports& reports) {
   const std::size_t others = static_cast<std::size_t>(*core_.identity().world_size) - 1;
   const auto all_have_called = [&] {
     if (core_.closed() || core_.liveness().first_lost()) return true;
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return waiting_.size() == others;
   };
   for (int rank = 1; rank <= static_cast<int>(others); ++rank) {
@@ -463,7 +463,7 @@ std::string Shutdown::busy_among(const std::vector<Activity>& all) {
 }
 
 std::map<int, Shutdown::Waiting> Shutdown::take_waiting() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::exchange(waiting_, {});
 }
 

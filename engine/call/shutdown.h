@@ -10,13 +10,13 @@
 
 #include <atomic>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <weft/base/deadline.h>
 #include <weft/base/event_loop.h>
+#include <weft/base/mutex.h>
 #include <weft/base/patience.h>
 #include <weft/engine/call/types.h>
 #include <weft/engine/future/future.h>
@@ -96,8 +96,8 @@ class Shutdown {
   // called. On the loop.
   std::optional<Patience> awaited_here_;
   EventLoop::Registration reports_awaited_;
-  mutable std::mutex mutex_;
-  std::map<int, Waiting> waiting_;  // by rank; guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<int, Waiting> waiting_ WEFT_GUARDED_BY(mutex_);  // by rank
 };
 
 }  // namespace weft::rpc

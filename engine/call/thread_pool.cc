@@ -40,7 +40,7 @@ class ThreadPool::Blocked {
   explicit Blocked(ThreadPool& thread_pool)
       : thread_pool_(thread_pool), counts_(thread_executor() == &thread_pool && running) {
     if (!counts_) return;
-    std::unique_lock lock(thread_pool_.mutex_);
+    UniqueLock lock(thread_pool_.mutex_);
     ++thread_pool_.blocked_;
     thread_pool_.note();
     thread_pool_.refuse_if_too_many_block(lock);
@@ -48,7 +48,7 @@ class ThreadPool::Blocked {
   }
   ~Blocked() {
     if (!counts_) return;
-    std::lock_guard lock(thread_pool_.mutex_);
+    MutexLock lock(thread_pool_.mutex_);
     --thread_pool_.blocked_;
     thread_pool_.note();
   }
@@ -70,7 +70,7 @@ std::shared_ptr<ThreadPool> ThreadPool::make(std::string name, int threads,
                                              std::shared_ptr<EventLoop> loop) {
   std::shared_ptr<ThreadPool> thread_pool(
       new ThreadPool(std::move(name), threads, std::move(loop)));
-  std::unique_lock lock(thread_pool->mutex_);
+  UniqueLock lock(thread_pool->mutex_);
   try {
     thread_pool->call_another(lock);
   } catch (const std::system_error& error) {
@@ -105,22 +105,22 @@ void ThreadPool::block(const std::function<void()>& wait) {
   wait();
 }
 
-void ThreadPool::run(Task task) { add(tasks_, {std::move(task), {}}); }
+void ThreadPool::run(Task task) { add(&ThreadPool::tasks_, {std::move(task), {}}); }
 
 void ThreadPool::run_call(Task task, Refuse refuse) {
-  add(tasks_, {std::move(task), std::move(refuse)});
+  add(&ThreadPool::tasks_, {std::move(task), std::move(refuse)});
 }
 
 bool ThreadPool::has_waited() { return running_has_waited; }
 
-void ThreadPool::run_beside(Task task) { add(beside_, {std::move(task), {}}); }
+void ThreadPool::run_beside(Task task) { add(&ThreadPool::beside_, {std::move(task), {}}); }
 
-void ThreadPool::add(std::deque<Waiting>& tasks, Waiting waiting) {
+void ThreadPool::add(std::deque<Waiting> ThreadPool::*tasks, Waiting waiting) {
   if (made_in_.is_inherited()) return;
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (stopping_) return;
-  tasks.push_back(std::move(waiting));
-  tasks.back().has_waited = !has_room();
+  (this->*tasks).push_back(std::move(waiting));
+  (this->*tasks).back().has_waited = !has_room();
   waiting_.add(1);
   note();
   refuse_if_too_many_block(lock);
@@ -199,7 +199,7 @@ void ThreadPool::work() {
   pthread_setname_np(pthread_self(), name_.substr(0, 15).c_str());
   log::set_thread_label(name_);
   crash::prepare_thread();
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   for (;;) {
     if (stopping_) break;
     if (may_run() && !overdue_) {
@@ -292,7 +292,7 @@ void ThreadPool::look_out(std::unique_lock<std::mutex>& lock) {
 
 void ThreadPool::stop() {
   std::deque<Waiting> dropped;
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   stopping_ = true;
   wanted_ = true;
   dropped.swap(tasks_);
@@ -305,7 +305,7 @@ void ThreadPool::stop() {
   loop_->recall();
   lock.lock();
   const int own = thread_executor() == this ? 1 : 0;
-  ended_.wait(lock, [&] { return threads() <= own; });
+  ended_.wait(lock, [&]() WEFT_REQUIRES(mutex_) { return threads() <= own; });
   std::thread last = own == 0 ? std::exchange(last_, std::thread()) : std::thread();
   lock.unlock();
   if (last.joinable()) last.join();
@@ -323,22 +323,22 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::limit_blocked(int threads) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   most_blocked_ = threads;
 }
 
 std::size_t ThreadPool::waiting() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return tasks_.size() + beside_.size();
 }
 
 bool ThreadPool::is_full() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return busy_ - blocked_ + static_cast<int>(tasks_.size()) > limit_;
 }
 
 std::size_t ThreadPool::active() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return static_cast<std::size_t>(busy_) + tasks_.size() + beside_.size();
 }
 

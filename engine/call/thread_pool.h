@@ -26,6 +26,7 @@
 #include <weft/base/error.h>
 #include <weft/base/event_loop.h>
 #include <weft/base/inheritance.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/future/executor.h>
 #include <weft/profiling/trace/depth.h>
 
@@ -87,28 +88,32 @@ class ThreadPool final : public weft::detail::Executor,
     Refuse refuse;            // set for a call
     bool has_waited = false;  // behind others
   };
-  void add(std::deque<Waiting>& tasks, Waiting waiting);
+  void add(std::deque<Waiting> ThreadPool::*tasks, Waiting waiting);
   void work();
-  void run_one(std::unique_lock<std::mutex>& lock);
-  void serve(std::unique_lock<std::mutex>& lock);
-  bool rest(std::unique_lock<std::mutex>& lock);
-  void look_out(std::unique_lock<std::mutex>& lock);
-  void call_another(std::unique_lock<std::mutex>& lock);
-  void refuse_calls(std::unique_lock<std::mutex>& lock, const std::string& why);
-  void refuse_if_too_many_block(std::unique_lock<std::mutex>& lock);
-  // All of these require mutex_.
-  int threads() const { return static_cast<int>(threads_.size()); }
-  bool may_grow() const {
+  void run_one(std::unique_lock<std::mutex>& lock) WEFT_REQUIRES(mutex_);
+  void serve(std::unique_lock<std::mutex>& lock) WEFT_REQUIRES(mutex_);
+  bool rest(std::unique_lock<std::mutex>& lock) WEFT_REQUIRES(mutex_);
+  void look_out(std::unique_lock<std::mutex>& lock) WEFT_REQUIRES(mutex_);
+  void call_another(std::unique_lock<std::mutex>& lock) WEFT_REQUIRES(mutex_);
+  void refuse_calls(std::unique_lock<std::mutex>& lock, const std::string& why)
+      WEFT_REQUIRES(mutex_);
+  void refuse_if_too_many_block(std::unique_lock<std::mutex>& lock) WEFT_REQUIRES(mutex_);
+  int threads() const WEFT_REQUIRES(mutex_) { return static_cast<int>(threads_.size()); }
+  bool may_grow() const WEFT_REQUIRES(mutex_) {
     return threads() - blocked_ < limit_ + 2 && blocked_ < most_blocked_ + kReserve;
   }
-  bool may_run_beside() const { return !beside_.empty() && busy_beside_ < kMostBeside; }
+  bool may_run_beside() const WEFT_REQUIRES(mutex_) {
+    return !beside_.empty() && busy_beside_ < kMostBeside;
+  }
   // Whether a thread may take the newest task at once.
-  bool has_room() const { return static_cast<int>(tasks_.size()) <= limit_ - (busy_ - blocked_); }
-  bool may_run() const {
+  bool has_room() const WEFT_REQUIRES(mutex_) {
+    return static_cast<int>(tasks_.size()) <= limit_ - (busy_ - blocked_);
+  }
+  bool may_run() const WEFT_REQUIRES(mutex_) {
     return may_run_beside() || (!tasks_.empty() && busy_ - blocked_ < limit_);
   }
   // Call it after every change of the state that may_run() reads.
-  void note() { wanted_ = stopping_ || may_run(); }
+  void note() WEFT_REQUIRES(mutex_) { wanted_ = stopping_ || may_run(); }
 
   // Threads beyond most_blocked_ that may block, for continuations and Weft's own tasks, which end
   // the blocked calls.
@@ -120,27 +125,30 @@ class ThreadPool final : public weft::detail::Executor,
   const std::shared_ptr<EventLoop> loop_;
   trace::Depth& waiting_;  // tasks that wait
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable changed_;
   std::condition_variable ended_;
-  std::deque<Waiting> tasks_;
-  std::deque<Waiting> beside_;
+  std::deque<Waiting> tasks_ WEFT_GUARDED_BY(mutex_);
+  std::deque<Waiting> beside_ WEFT_GUARDED_BY(mutex_);
   // A task may run, or the end has come: the thread that serves the loop should leave it.
   std::atomic<bool> wanted_{false};
-  bool stopping_ = false;
-  bool serving_ = false;  // a thread serves the loop
-  bool looking_ = false;  // there is a lookout
-  std::unordered_map<std::thread::id, std::thread> threads_;
-  std::thread last_;  // the thread that ended last; it has joined the one before
-  int idle_ = 0;      // threads that sleep until they are called
-  int busy_ = 0;      // threads that run tasks, blocked ones among them
-  int blocked_ = 0;   // those of them that block on a future, or run a task beside the limit
-  int busy_beside_ = 0;
-  int most_blocked_ = kMostBlocked;
-  std::uint64_t served_ = 0;  // how often the loop has been served
-  bool overdue_ = false;      // the loop was not served between two looks; it comes before tasks
-  std::chrono::steady_clock::time_point last_work_;
-  bool is_short_of_threads_ = false;  // and has logged it
+  bool stopping_ WEFT_GUARDED_BY(mutex_) = false;
+  bool serving_ WEFT_GUARDED_BY(mutex_) = false;  // a thread serves the loop
+  bool looking_ WEFT_GUARDED_BY(mutex_) = false;  // there is a lookout
+  std::unordered_map<std::thread::id, std::thread> threads_ WEFT_GUARDED_BY(mutex_);
+  // The thread that ended last; it has joined the one before.
+  std::thread last_ WEFT_GUARDED_BY(mutex_);
+  int idle_ WEFT_GUARDED_BY(mutex_) = 0;  // threads that sleep until they are called
+  int busy_ WEFT_GUARDED_BY(mutex_) = 0;  // threads that run tasks, blocked ones among them
+  // Those of them that block on a future, or run a task beside the limit.
+  int blocked_ WEFT_GUARDED_BY(mutex_) = 0;
+  int busy_beside_ WEFT_GUARDED_BY(mutex_) = 0;
+  int most_blocked_ WEFT_GUARDED_BY(mutex_) = kMostBlocked;
+  std::uint64_t served_ WEFT_GUARDED_BY(mutex_) = 0;  // how often the loop has been served
+  // The loop was not served between two looks; it comes before tasks.
+  bool overdue_ WEFT_GUARDED_BY(mutex_) = false;
+  std::chrono::steady_clock::time_point last_work_ WEFT_GUARDED_BY(mutex_);
+  bool is_short_of_threads_ WEFT_GUARDED_BY(mutex_) = false;  // and has logged it
 };
 
 }  // namespace weft::rpc

@@ -120,7 +120,7 @@ std::vector<PendingCalls::Taken> WaitingCalls::fail_all_of(int rank,
 // over.
 void WaitingCalls::arm(Deadline deadline) {
   if (deadline.point() >= armed_.load()) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (deadline.point() >= armed_.load() || core_.closed()) return;
   armed_ = deadline.point();
   timer_ = core_.loop()->at(deadline, Task([weak = core_.weak_from_this()] {
@@ -149,7 +149,7 @@ void WaitingCalls::expire() {
 }
 
 EventLoop::Registration WaitingCalls::take_timer() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::move(timer_);
 }
 

@@ -10,12 +10,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <weft/base/event_loop.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/call/expired_calls.h>
 #include <weft/engine/call/extension.h>
 #include <weft/engine/call/pending.h>
@@ -90,8 +90,8 @@ class WaitingCalls {
   std::atomic<std::uint64_t> waiting_{0};
   // When the timer fires.
   std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};
-  std::mutex mutex_;
-  EventLoop::Registration timer_;  // guarded by mutex_
+  Mutex mutex_;
+  EventLoop::Registration timer_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::rpc
