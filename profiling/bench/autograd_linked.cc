@@ -5,11 +5,11 @@
 #include <atomic>
 #include <cstdio>
 #include <functional>
-#include <mutex>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <weft/base/mutex.h>
 #include <weft/engine/future/when_all.h>
 #include <weft/profiling/bench/autograd_listing.h>
 #include <weft/profiling/bench/workers.h>
@@ -28,7 +28,7 @@ class Links {
  public:
   Links() {
     transport::inproc::on_link([this](const Faults& there, const Faults& back) {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       for (const Faults& way : {there, back}) {
         way.slow_down(delay_, bytes_per_second_);
         ways_.push_back(way);
@@ -40,23 +40,23 @@ class Links {
   Links& operator=(const Links&) = delete;
 
   void slow_down(std::chrono::nanoseconds delay, double bytes_per_second) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     delay_ = delay;
     bytes_per_second_ = bytes_per_second;
     for (const Faults& way : ways_) way.slow_down(delay, bytes_per_second);
   }
   std::uint64_t bytes() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::uint64_t sum = 0;
     for (const Faults& way : ways_) sum += way.written();
     return sum;
   }
 
  private:
-  std::mutex mutex_;
-  std::vector<Faults> ways_;
-  std::chrono::nanoseconds delay_{0};
-  double bytes_per_second_ = 0;
+  Mutex mutex_;
+  std::vector<Faults> ways_ WEFT_GUARDED_BY(mutex_);
+  std::chrono::nanoseconds delay_ WEFT_GUARDED_BY(mutex_){0};
+  double bytes_per_second_ WEFT_GUARDED_BY(mutex_) = 0;
 };
 
 // Counts the requests that either worker has received; each has one reply.
@@ -139,19 +139,19 @@ constexpr int kMicroBatches = 64;
 // A layer that takes time without using a core, one call at a time, as a layer on an accelerator
 // does: 1 ms forward, 2 ms backward.
 struct Elsewhere : torch::autograd::Function<Elsewhere> {
-  static void work(std::mutex& device, std::chrono::milliseconds time) {
-    std::lock_guard lock(device);
+  static void work(Mutex& device, std::chrono::milliseconds time) {
+    MutexLock lock(device);
     std::this_thread::sleep_for(time);
   }
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             std::int64_t device) {
     context->saved_data["device"] = device;
-    work(*reinterpret_cast<std::mutex*>(device), 1ms);
+    work(*reinterpret_cast<Mutex*>(device), 1ms);
     return x.clone();
   }
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* context,
                                           const std::vector<at::Tensor>& gradients) {
-    work(*reinterpret_cast<std::mutex*>(context->saved_data["device"].toInt()), 2ms);
+    work(*reinterpret_cast<Mutex*>(context->saved_data["device"].toInt()), 2ms);
     return {gradients[0].contiguous(), at::Tensor()};
   }
 };
@@ -165,7 +165,7 @@ struct StageImpl : torch::nn::Module {
   }
   at::Tensor loss(at::Tensor x) { return forward(x).sum(); }
   const bool computes;
-  std::mutex device;
+  Mutex device;
   torch::nn::Sequential net;
 };
 TORCH_MODULE(Stage);
