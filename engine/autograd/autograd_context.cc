@@ -69,11 +69,11 @@ Future<void> AutogradContext::backward_async(const std::vector<at::Tensor>& root
 }
 
 at::Tensor AutogradContext::gradient(const at::Tensor& parameter) const {
-  return context_->gradient(parameter);
+  return context_->passes().gradient(parameter);
 }
 
 std::vector<std::pair<at::Tensor, at::Tensor>> AutogradContext::gradients() const {
-  return context_->gradients();
+  return context_->passes().gradients();
 }
 
 void AutogradContext::release() {

@@ -72,7 +72,7 @@ Roots checked(const std::vector<at::Tensor>& roots, const BackwardOptions& optio
 }
 
 void start(const std::shared_ptr<Context>& context, Pass& pass, Roots& roots) {
-  context->count(pass, roots.edges);
+  context->passes().count(pass, roots.edges);
   pass.start(roots.edges, std::move(roots.gradients));
 }
 
@@ -90,7 +90,7 @@ void start_planned(const std::shared_ptr<rpc::AgentCore>& core,
         if (how.failed()) return pass->fail(how);
         if (pass->ended().done()) return;
         const PassName& name = pass->name();
-        if (name.retain_graph) context->remember_plan(roots->edges, name.plan);
+        if (name.retain_graph) context->passes().remember_plan(roots->edges, name.plan);
         try {
           const c10::MultiStreamGuard current(streams);
           start(context, *pass, *roots);
@@ -117,10 +117,10 @@ std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core,
   name.context = context->id();
   name.retain_graph = options.retain_graph;
   const bool is_exact = options.mode == BackwardMode::Exact;
-  const auto known = is_exact ? context->planned_for(roots->edges) : std::nullopt;
+  const auto known = is_exact ? context->passes().planned_for(roots->edges) : std::nullopt;
   const bool makes_plan = is_exact && !known;
   if (known) name.plan = *known;
-  const auto pass = context->begin(core, name, makes_plan, deadline);
+  const auto pass = context->passes().begin(core, name, makes_plan, deadline);
   try {
     makes_plan ? start_planned(core, context, pass, roots) : start(context, *pass, *roots);
   } catch (...) {
@@ -156,7 +156,7 @@ Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core,
                             const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
   const auto pass = begun(core, context, roots, options);
   const auto whole = ended(pass, core->thread_pool());
-  context->began({pass, whole});
+  context->passes().began({pass, whole});
   return whole;
 }
 

@@ -33,7 +33,7 @@ std::shared_ptr<rpc::CallContext> Contexts::arrived(ContextId id, int from) {
     if (!entry) entry = std::make_shared<Context>(core_, id, last_step_.number);
     context = entry;
   }
-  context->add_worker(from);
+  context->recording().add_worker(from);
   return context;
 }
 
@@ -80,7 +80,7 @@ void Contexts::release(ContextId id, const std::string& why) {
   if (!context) return;
   context->release(why);
   if (core_.closed()) return;
-  for (const int rank : context->workers()) {
+  for (const int rank : context->recording().workers()) {
     if (rank != core_.self().rank) messages::clean_up(core_.shared_from_this(), rank, id);
   }
 }
@@ -98,7 +98,7 @@ void Contexts::forget(const MessageId& message) {
 
 bool Contexts::concerns(int rank) const {
   for (const auto& context : all()) {
-    if (context->concerns(rank)) return true;
+    if (context->recording().concerns(rank)) return true;
   }
   return false;
 }
@@ -109,9 +109,9 @@ void Contexts::worker_lost(int rank, std::optional<std::uint16_t> successor) {
   for (const auto& context : all()) {
     const rpc::WorkerGeneration owner = rpc::made_by(context->id());
     if (owner.rank == rank && successor && !owner.is_before(*successor)) continue;
-    const bool took_part = context->worker_lost(rank);
+    const bool took_part = context->recording().worker_lost(rank);
     if (took_part) {
-      context->fail_passes(
+      context->passes().fail_all(
           Outcome(Error(Blame::PeerLost, "backward in context " + to_text(context->id()) +
                                              " failed on " + describe(core_.self()) + ": " + why)
                       .with_ranks({rank})));
@@ -161,7 +161,7 @@ rpc::ContextExtension::IsComputed Contexts::is_computed() const { return &autogr
 void Contexts::count(rpc::DebugInfo& info) const {
   for (const auto& context : all()) {
     ++info.contexts;
-    info.backward_passes += context->passes();
+    info.backward_passes += context->passes().size();
   }
 }
 

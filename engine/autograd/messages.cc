@@ -83,11 +83,12 @@ void tell_failed_behind(const std::shared_ptr<rpc::AgentCore>& core,
   } catch (const std::exception&) {
     return;  // the agent or the store has left: then the job ends
   }
-  context->untold(name.pass, lost, others);
+  context->failed_passes().replace(name.pass, lost, others);
   for (const int rank : others) {
     tell_failed(core, rank, name, why)
         .on_done_light([core, context, rank, pass = name.pass](const Future<void>& said) {
-          if (!said.failed() || is_gone(*core, rank, said.error())) context->told(pass, rank);
+          if (!said.failed() || is_gone(*core, rank, said.error()))
+            context->failed_passes().told(pass, rank);
         });
   }
 }
@@ -108,7 +109,7 @@ Future<Outcome> gradient(GradientMessage message) {
   const auto core = here.core();
   const auto context = contexts_of(*core).find(message.name.context);
   if (!context) return released_on(*core, message.name.context);
-  const auto send = context->send_of(message.message);
+  const auto send = context->recording().send_of(message.message);
   if (!send && context->released()) return released_on(*core, message.name.context);
   const std::string where = "given a gradient by " + describe(here.call().caller);
   if (!send) {
@@ -123,7 +124,7 @@ Future<Outcome> gradient(GradientMessage message) {
                                    " tensors that were sent");
   }
   messages::hear_failed(core, context, message.name.failed);
-  const auto joined = context->join(core, message.name, here.call().deadline);
+  const auto joined = context->passes().join(core, message.name, here.call().deadline);
   if (!joined.pass) return Future<Outcome>::ready(joined.outcome);
   const auto ended = joined.pass->ended();
   const bool first = joined.pass->adopt();
@@ -137,7 +138,7 @@ Future<void> pass_failed(PassName name, Outcome why) {
     throw Error(Blame::Protocol, "the peer says that a pass has failed, but not with which error");
   const auto core = rpc::current_call("pass_failed()").core();
   const auto context = contexts_of(*core).find(name.context);
-  if (!context || !context->failed(name, why)) return Future<void>::ready();
+  if (!context || !context->passes().failed(name, why)) return Future<void>::ready();
   return messages::end_pass(core, context, name, why);
 }
 
@@ -148,7 +149,7 @@ Future<Outcome> reach(PassName name, std::vector<MessageId> reached) {
   if (!context) return released_on(*core, name.context);
   std::vector<NodePtr<SendNode>> fresh;
   try {
-    fresh = context->reach(name, reached);
+    fresh = context->passes().reach(name, reached);
   } catch (const Error&) {
     if (context->released()) return released_on(*core, name.context);
     return Future<Outcome>::ready(context->outcome(
@@ -188,13 +189,13 @@ Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core,
                       const Outcome& why) {
   const weft::detail::ExecutionContextScope outside(nullptr);
   std::vector<Future<void>> told;
-  for (const int rank : context->workers()) {
+  for (const int rank : context->recording().workers()) {
     if (rank == core->self().rank || core->closed()) continue;
     const auto behind = [core, context, rank, name, why] {
       if (core->closed()) return;
       core->thread_pool()->run(Task([=] { tell_failed_behind(core, context, rank, name, why); }));
     };
-    if (context->has_lost(rank)) {
+    if (context->recording().has_lost(rank)) {
       behind();
       continue;
     }
@@ -205,7 +206,7 @@ Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core,
         .on_done_light(
             [core, context, rank, pass = name.pass, behind, answered](const Future<void>& said) {
               if (!said.failed()) {
-                context->told(pass, rank);
+                context->failed_passes().told(pass, rank);
               } else if (is_gone(*core, rank, said.error())) {
                 behind();
               }
@@ -228,7 +229,7 @@ void hear_failed(const std::shared_ptr<rpc::AgentCore>& core,
                           describe(core->self()) + " had not been told before");
     // It drops the plan that the pass may have made.
     const PassName name{.context = context->id(), .pass = pass, .plan = pass};
-    if (context->failed(name, why)) end_pass(core, context, name, why);
+    if (context->passes().failed(name, why)) end_pass(core, context, name, why);
   }
 }
 

@@ -301,7 +301,7 @@ void Pass::end_one() {
       if (!name_.retain_graph) freed.push_back(send->message());
     }
   }
-  context_->succeeded(name_, std::move(gradients), freed);
+  context_->passes().succeeded(name_, std::move(gradients), freed);
   traced_.end();
   promise_.set(Outcome());
 }
@@ -312,7 +312,7 @@ void Pass::fail(const Outcome& why) {
   const Error error = why.error();
   traced_.fail(error);
   if (trace::is_worth_a_dump(error)) trace::dump_after("a backward pass", error);
-  const bool news = context_->failed(name_, why);
+  const bool news = context_->passes().failed(name_, why);
   EventLoop::Registration timer;
   {
     MutexLock lock(mutex_);
@@ -349,8 +349,8 @@ Future<void> Pass::told() const {
 }
 
 void Pass::absorb(const at::Tensor& parameter) {
-  context_->require_no_other(name_);
-  const at::Tensor earlier = context_->gradient(parameter);
+  context_->passes().require_no_other(name_);
+  const at::Tensor earlier = context_->passes().gradient(parameter);
   MutexLock lock(mutex_);
   gradients_.absorb(parameter, earlier);
 }

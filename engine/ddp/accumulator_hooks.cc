@@ -84,7 +84,7 @@ std::vector<std::size_t> AccumulatorHooks::unreachable_from(
       continue;
     goes_on_elsewhere = true;
     // Another worker's result may depend on everything that was sent in this context.
-    for (const auto& send : context->sends()) visit(send.get());
+    for (const auto& send : context->recording().all()) visit(send.get());
   }
   std::vector<std::size_t> unreachable;
   for (std::size_t i = 0; i < hooks_.size(); ++i) {

@@ -79,7 +79,7 @@ Future<void> step_behind(Shared& optimizer, std::uint64_t id,
   for (autograd::PassName& name : passes) {
     name.context = id;
     autograd::messages::hear_failed(core, context, name.failed);
-    const auto joined = context->join(core, name, here.call().deadline);
+    const auto joined = context->passes().join(core, name, here.call().deadline);
     const auto outcome = joined.pass
                              ? joined.pass->ended()
                              : Future<autograd::Outcome>::ready(autograd::Outcome(joined.outcome));
@@ -263,7 +263,7 @@ std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners,
                                      throw Error(Blame::Cancelled, "it has not been asked to step");
                                    const weft::detail::ExecutionContextScope still_outside(nullptr);
                                    return owner.optimizer.async<&internal::step_one>(
-                                       context->id(), context->untold());
+                                       context->id(), context->failed_passes().untold());
                                  }));
   }
   return asked;
@@ -386,7 +386,7 @@ Fence LocalOptimizer::step(autograd::Context& context) {
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     follow(parameters_[i], stepped_[i], i, parameters_.size());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    stepped_[i].mutable_grad() = context.gradient(parameters_[i]);
+    stepped_[i].mutable_grad() = context.passes().gradient(parameters_[i]);
   }
   const auto end = [&]() WEFT_REQUIRES(mutex_) {
     for (const at::Tensor& one : stepped_) one.mutable_grad() = at::Tensor();
@@ -456,9 +456,10 @@ Future<void> step(const std::vector<Owner>& owners, const AutogradContext& conte
     throw Error(Blame::Caller, "step(): autograd context " + autograd::to_text(shared->id()) +
                                    " has been released, and its gradients with it: step first");
   }
-  const auto running = shared->running_here();
+  const auto running = shared->passes().running_here();
   if (running.empty())
-    return all_of(owners, kStep, ask<&internal::step_one>(owners, shared->id(), shared->untold()));
+    return all_of(owners, kStep,
+                  ask<&internal::step_one>(owners, shared->id(), shared->failed_passes().untold()));
   Passes passes;
   std::vector<Future<void>> started, ended;
   for (const auto& one : running) {

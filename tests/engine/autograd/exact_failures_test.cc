@@ -32,7 +32,7 @@ at::Tensor breaks_on(at::Tensor a, int rank) {
   return rpc::this_agent().sync<&breaks>(rank, a) * 2;
 }
 std::size_t passes_here() { return rpc::this_agent().debug_info().backward_passes; }
-std::size_t plans_here() { return AutogradContext::current().shared()->plans(); }
+std::size_t plans_here() { return AutogradContext::current().shared()->passes().plans(); }
 std::size_t gradients_here() { return AutogradContext::current().gradients().size(); }
 // Releases the context without telling other workers.
 void release_here() { AutogradContext::current().shared()->release("the test says so"); }
@@ -157,7 +157,7 @@ TEST_P(ExactBackward, EndedOrFailedPlanLeavesNothing) {
     const auto a = leaf({3});
     AutogradContext context(agent);
     const auto expect_no_plans = [&](const char* when) {
-      EXPECT_EQ(context.shared()->plans(), 0U) << when;
+      EXPECT_EQ(context.shared()->passes().plans(), 0U) << when;
       for (const int rank : {1, last}) {
         EXPECT_TRUE(comes_true([&] { return agent.sync<&asked::plans_here>(rank) == 0; }))
             << when << rank;

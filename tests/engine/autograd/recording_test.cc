@@ -74,7 +74,7 @@ std::string graph() {
     return "received " + std::to_string(received.try_emplace(node, received.size()).first->second);
   };
   std::string text;
-  for (const auto& send : context->sends()) {
+  for (const auto& send : context->recording().all()) {
     text += "send to " + std::to_string(send->to()) + ":";
     for (const auto& edge : send->next_edges()) {
       text += " " + named(edge.function.get());
@@ -88,7 +88,7 @@ std::string graph() {
   return text;
 }
 std::vector<int> known_workers() {
-  const auto workers = AutogradContext::current().shared()->workers();
+  const auto workers = AutogradContext::current().shared()->recording().workers();
   return {workers.begin(), workers.end()};
 }
 
@@ -275,7 +275,7 @@ TEST_P(Recording, OnlyTensorsWithGradAreRecorded) {
         EXPECT_EQ(sends[0]->next_edge(i).function,
                   torch::autograd::impl::grad_accumulator(all[2 * i]));
       }
-      EXPECT_EQ(context.shared()->workers(), std::set<int>{to.rank});
+      EXPECT_EQ(context.shared()->recording().workers(), std::set<int>{to.rank});
     }
   });
 }
@@ -296,7 +296,7 @@ TEST_P(Recording, AllCalledWorkersAreKnown) {
           agent.sync<&recorded::add>(worker, a, a);
         }
       }
-      EXPECT_EQ(context.shared()->workers(), called);
+      EXPECT_EQ(context.shared()->recording().workers(), called);
     }
   });
 }

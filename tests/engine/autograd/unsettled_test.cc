@@ -46,7 +46,7 @@ at::Tensor use(RRef<at::Tensor> parameter, at::Tensor a) {
 // Called from outside of the context, because a call from inside would bring it along.
 bool has_gradient_of_weight(std::uint64_t id) {
   const auto context = autograd::contexts_of(*rpc::this_agent().shared_core()).find(id);
-  return context && context->gradient(weight()).defined();
+  return context && context->passes().gradient(weight()).defined();
 }
 at::Tensor gradient_of_weight() { return AutogradContext::current().gradient(weight()); }
 std::vector<at::Tensor> gradients_here() {
@@ -248,7 +248,7 @@ TEST_P(UnsettledPass, MessageOfAnEndedPassStartsNothing) {
     AutogradContext context(agent);
     const at::Tensor loss = agent.sync<&weighted>(1, a).sum();
     context.backward({loss}, {.retain_graph = true});
-    const auto request = context.shared()->sends().at(0)->message();
+    const auto request = context.shared()->recording().all().at(0)->message();
     const autograd::MessageId reply{request.caller, request.call, /*reply=*/true};
     // A number before that of the pass, which no worker remembers.
     const autograd::PassName early{
