@@ -88,7 +88,7 @@ void start_planned(const std::shared_ptr<rpc::AgentCore>& core,
       .on_done([=](const Future<Outcome>& reached) {
         const Outcome how = reached.get();
         if (how.failed()) return pass->fail(how);
-        if (pass->ended().done()) return;
+        if (pass->ending().outcome().done()) return;
         const PassName& name = pass->name();
         if (name.retain_graph) context->passes().remember_plan(roots->edges, name.plan);
         try {
@@ -134,11 +134,11 @@ std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core,
 Future<void> ended(const std::shared_ptr<Pass>& pass,
                    const std::shared_ptr<rpc::ThreadPool>& executor) {
   const Promise<void> promise(executor);
-  pass->ended().on_done_light([promise, pass](const Future<Outcome>& one) {
+  pass->ending().outcome().on_done_light([promise, pass](const Future<Outcome>& one) {
     if (const auto error = one.error()) return promise.set_error(error);
     const Outcome& outcome = one.value();
     if (!outcome.failed()) return promise.set();
-    pass->told().on_done_light(
+    pass->ending().told().on_done_light(
         [promise, outcome](const Future<void>&) { promise.set_error(outcome.error()); });
   });
   return promise.future();

@@ -126,7 +126,7 @@ Future<Outcome> gradient(GradientMessage message) {
   messages::hear_failed(core, context, message.name.failed);
   const auto joined = context->passes().join(core, message.name, here.call().deadline);
   if (!joined.pass) return Future<Outcome>::ready(joined.outcome);
-  const auto ended = joined.pass->ended();
+  const auto ended = joined.pass->ending().outcome();
   const bool first = joined.pass->adopt();
   joined.pass->arrive(send, std::move(message.gradients));
   if (first || ended.done()) return ended;

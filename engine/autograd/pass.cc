@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include <c10/core/GradMode.h>
 
@@ -64,59 +66,29 @@ Pass::Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> contex
       order_(order),
       deadline_(deadline),
       begins_here_(root_of(name_.pass) == core_->self().rank),
-      promise_(core_->thread_pool()),
       started_(core_->thread_pool()),
       traced_(trace::Operation::begin(core_->identity().member, trace::Kind::Backward,
                                       {.name = "backward", .sequence = name_.pass})),
       adopted_(begins_here_),
-      told_(Future<void>::ready()) {}
+      local_(begins_here_),
+      gradients_(*context_, name_),
+      ending_(core_->thread_pool()) {}
 
 Pass* Pass::current() { return running; }
 
 void Pass::watch() {
   if (deadline_.is_never()) return;
-  MutexLock lock(mutex_);
-  timer_ = core_->loop()->at(deadline_, Task([weak = weak_from_this()] {
-                               if (const auto self = weak.lock()) self->expire();
-                             }));
-}
-
-void Pass::expect(std::vector<NodePtr<SendNode>> sends,
-                  const std::vector<torch::autograd::Edge>& roots) {
-  MutexLock lock(mutex_);
-  std::vector<NodePtr<Node>> from;
-  for (const auto& send : sends) {
-    from.push_back(send);
-    expected_.emplace(send->message(), send->to());
-  }
-  for (const auto& root : roots) {
-    from.push_back(root.function);
-    graph_.count_edge(root);
-  }
-  graph_.count_from(from);
-  local_ += static_cast<std::int64_t>(sends.size());
-  sends_ = std::move(sends);
-  has_counted_ = true;
-  // Only the root starts; other workers wait for gradients alone.
-  if (!begins_here_) --local_;
+  ending_.watch(*core_->loop(), deadline_, Task([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->expire();
+  }));
 }
 
 void Pass::start(const std::vector<torch::autograd::Edge>& roots, variable_list gradients) {
   const trace::Range range(traced::roots, {.rank = core_->self().rank});
   const trace::ServeScope counted;
   traced_.runs_here();
-  std::vector<Ready> ready;
-  {
-    MutexLock lock(mutex_);
-    for (std::size_t i = 0; i < roots.size(); ++i) {
-      const auto producer = torch::autograd::InputMetadata(gradients[i]).stream();
-      if (auto task = graph_.deliver(roots[i], std::move(gradients[i]), producer))
-        ready.push_back(std::move(*task));
-    }
-    local_ += static_cast<std::int64_t>(ready.size());
-  }
-  work(std::move(ready));
-  if (--local_ == 0) end_local();
+  work(local_.start(roots, std::move(gradients)));
+  if (local_.end_one()) end_local();
   set_started();
 }
 
@@ -130,13 +102,10 @@ void Pass::arrive(const NodePtr<SendNode>& send, variable_list gradients) {
                                      " gradients for a message of " +
                                      std::to_string(send->num_inputs()) + " tensors");
   }
-  {
-    MutexLock lock(mutex_);
-    if (expected_.erase(send->message()) == 0) {
-      if (ended_) return;
-      throw Error(Blame::Caller,
-                  "a gradient that this pass does not expect, or that has come already");
-    }
+  if (!local_.take(send->message())) {
+    if (ending_.has_ended()) return;
+    throw Error(Blame::Caller,
+                "a gradient that this pass does not expect, or that has come already");
   }
   const trace::Range range(traced::gradient, {.rank = core_->self().rank});
   const trace::ServeScope counted;
@@ -157,7 +126,7 @@ void Pass::arrive(const NodePtr<SendNode>& send, variable_list gradients) {
   came.end();
 }
 
-// Each task has been counted in local_.
+// Each task has been counted in the local part.
 void Pass::work(std::vector<Ready> ready) {
   const auto self = shared_from_this();
   const Running scope(this);
@@ -167,7 +136,7 @@ void Pass::work(std::vector<Ready> ready) {
     std::pop_heap(ready.begin(), ready.end(), runs_later);
     Ready task = std::move(ready.back());
     ready.pop_back();
-    if (!ended_) {
+    if (!ending_.has_ended()) {
       const auto node = task.node;
       try {
         evaluate(std::move(task), ready);
@@ -176,7 +145,7 @@ void Pass::work(std::vector<Ready> ready) {
         caught("in " + node->name());
       }
     }
-    if (--local_ == 0) end_local();
+    if (local_.end_one()) end_local();
   }
 }
 
@@ -186,34 +155,18 @@ void Pass::evaluate(Ready&& task, std::vector<Ready>& ready) {
   variable_list outputs =
       run_node(std::move(task), name_.retain_graph,
                [this](const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held) {
-                 MutexLock lock(mutex_);
                  gradients_.add(parameter, gradient, held);
                });
-  MutexLock lock(mutex_);
-  if (ended_) return;
-  for (std::size_t i = 0; i < outputs.size() && i < node->num_outputs(); ++i) {
-    const auto& edge = node->next_edge(i);
-    if (!edge.is_valid()) continue;
-    auto next = graph_.deliver(edge, std::move(outputs[i]), stream);
-    if (!next) continue;
-    ++local_;
-    ready.push_back(std::move(*next));
-    std::push_heap(ready.begin(), ready.end(), runs_later);
-  }
+  if (!ending_.has_ended()) local_.deliver(*node, std::move(outputs), stream, ready);
 }
 
 void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
-  ++open_;
   const rpc::WorkerInfo& to = node.from();
   auto sent = trace::Operation::begin(
       core_->identity().member, trace::Kind::Gradient,
       shown("send gradient", node.message(), name_.pass, to.rank, bytes_of(gradients)));
   const std::string where = "sending a gradient to " + describe(to);
-  {
-    MutexLock lock(mutex_);
-    reached_.insert(to.rank);
-    unanswered_.insert(to.rank);
-  }
+  sent_.sent(to.rank);
   try {
     // The message belongs to neither the user's call nor its context.
     const weft::detail::ExecutionContextScope outside(nullptr);
@@ -231,7 +184,7 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
               self->fail(why);
             }
           } else {
-            self->answered(rank);
+            self->sent_.answered(rank);
             if (answered.value().failed()) self->fail(answered.value());
           }
           sent.end();  // does nothing if it has failed
@@ -245,42 +198,16 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
   }
 }
 
-void Pass::answered(int rank) {
-  MutexLock lock(mutex_);
-  const auto one = unanswered_.find(rank);
-  if (one != unanswered_.end()) unanswered_.erase(one);
-}
-
-void Pass::at_end(std::function<void()> callback) {
-  MutexLock lock(mutex_);
-  at_end_.push_back(std::move(callback));
-}
-
-bool Pass::reached(int rank) const {
-  MutexLock lock(mutex_);
-  return reached_.contains(rank);
-}
-
-at::Tensor& Pass::gradient(const at::Tensor& parameter) {
-  MutexLock lock(mutex_);
-  return gradients_.of(parameter);
-}
-
 void Pass::end_local() {
-  if (ended_) return;
+  if (ending_.has_ended()) return;
   try {
     const Running scope(this);
     const c10::AutoGradMode no_grad(false);
     for (;;) {
-      std::vector<std::function<void()>> callbacks;
-      {
-        MutexLock lock(mutex_);
-        callbacks.swap(at_end_);
-      }
+      const auto callbacks = local_.take_callbacks();
       if (callbacks.empty()) break;
       for (const auto& callback : callbacks) callback();
     }
-    MutexLock lock(mutex_);
     gradients_.renew();
   } catch (...) {
     caught("at the end of its local part");
@@ -289,70 +216,42 @@ void Pass::end_local() {
 }
 
 void Pass::end_one() {
-  if (--open_ > 0) return;
-  if (ended_.exchange(true)) return;
-  Gradients gradients;
-  std::vector<MessageId> freed;
-  {
-    MutexLock lock(mutex_);
-    gradients = std::move(gradients_);
-    timer_ = {};
-    for (const auto& send : sends_) {
-      if (!name_.retain_graph) freed.push_back(send->message());
-    }
-  }
-  context_->passes().succeeded(name_, std::move(gradients), freed);
+  if (!sent_.end_one() || !ending_.succeed()) return;
+  const auto freed = name_.retain_graph ? std::vector<MessageId>() : local_.messages();
+  context_->passes().succeeded(name_, gradients_.take(), freed);
   traced_.end();
-  promise_.set(Outcome());
+  ending_.set(Outcome());
 }
 
 void Pass::fail(const Outcome& why) {
-  if (ended_.exchange(true)) return;
-  *failed_ = true;
+  if (!ending_.fail()) return;
   const Error error = why.error();
   traced_.fail(error);
   if (trace::is_worth_a_dump(error)) trace::dump_after("a backward pass", error);
   const bool news = context_->passes().failed(name_, why);
-  EventLoop::Registration timer;
-  {
-    MutexLock lock(mutex_);
-    timer = std::move(timer_);
-    expected_.clear();
-  }
+  local_.stop();
   // The root always tells the others: once backward() returns, no worker has anything of the pass
   // left.
-  if (news || begins_here_) {
-    const Promise<void> told(core_->thread_pool());
-    {
-      MutexLock lock(mutex_);
-      told_ = told.future();
-    }
-    const auto end = [told, is_set = std::make_shared<std::atomic<bool>>(false)] {
-      if (!is_set->exchange(true)) told.set();
-    };
-    // On the thread pool, because connecting may take a while and this thread may be the event
-    // loop's.
-    core_->thread_pool()->run(Task([core = core_, context = context_, name = name_, why, end] {
-      core->pauses().after(kTold, Task(end));
-      messages::end_pass(core, context, name, why).on_done_light([end](const Future<void>&) {
-        end();
-      });
-    }));
-  }
-  promise_.set(why);
+  if (news || begins_here_) tell(why);
+  ending_.set(why);
   set_started();
 }
 
-Future<void> Pass::told() const {
-  MutexLock lock(mutex_);
-  return told_;
-}
-
-void Pass::absorb(const at::Tensor& parameter) {
-  context_->passes().require_no_other(name_);
-  const at::Tensor earlier = context_->passes().gradient(parameter);
-  MutexLock lock(mutex_);
-  gradients_.absorb(parameter, earlier);
+// Tells the other workers that the pass has failed.
+void Pass::tell(const Outcome& why) {
+  const Promise<void> told(core_->thread_pool());
+  ending_.tell(told.future());
+  const auto end = [told, is_set = std::make_shared<std::atomic<bool>>(false)] {
+    if (!is_set->exchange(true)) told.set();
+  };
+  // On the thread pool, because connecting may take a while and this thread may be the event
+  // loop's.
+  core_->thread_pool()->run(Task([core = core_, context = context_, name = name_, why, end] {
+    core->pauses().after(kTold, Task(end));
+    messages::end_pass(core, context, name, why).on_done_light([end](const Future<void>&) {
+      end();
+    });
+  }));
 }
 
 void Pass::caught(const std::string& where) noexcept {
@@ -360,17 +259,10 @@ void Pass::caught(const std::string& where) noexcept {
 }
 
 void Pass::expire() {
-  std::map<int, int> missing;  // number of gradients by the worker that should send them
-  std::set<int> others;
-  bool has_counted = false;
-  {
-    MutexLock lock(mutex_);
-    has_counted = has_counted_;
-    for (const auto& [message, to] : expected_) ++missing[to];
-    others.insert(unanswered_.begin(), unanswered_.end());
-  }
+  const LocalPart::Missing missing = local_.missing();
+  const std::set<int> others = sent_.unanswered();
   std::string waits, unsaid;
-  for (const auto& [rank, gradients] : missing) {
+  for (const auto& [rank, gradients] : missing.gradients) {
     waits += (waits.empty() ? "" : ", ") + std::to_string(gradients) + " from rank " +
              std::to_string(rank);
   }
@@ -378,7 +270,7 @@ void Pass::expire() {
     unsaid += (unsaid.empty() ? "rank " : ", rank ") + std::to_string(rank);
   std::string text = "backward in context " + to_text(context_->id()) +
                      " was not done in time on " + describe(core_->self());
-  if (!has_counted) text += ": not all workers have said which messages lead to the roots";
+  if (!missing.has_counted) text += ": not all workers have said which messages lead to the roots";
   if (!waits.empty()) text += ": gradients have not come: " + waits;
   if (waits.empty() && !unsaid.empty()) text += ": the part of the pass has not ended on " + unsaid;
   // That pass may be missing gradients, and its own error may arrive later than this one.
@@ -389,8 +281,8 @@ void Pass::expire() {
   }
   if (waits.empty()) text += "; rpc::Agent::set_timeout() sets the limit";
   std::vector<int> ranks(others.begin(), others.end());
-  if (!missing.empty()) ranks.clear();  // those of the missing gradients alone are named
-  for (const auto& [rank, gradients] : missing) ranks.push_back(rank);
+  if (!missing.gradients.empty()) ranks.clear();  // those of the missing gradients alone are named
+  for (const auto& [rank, gradients] : missing.gradients) ranks.push_back(rank);
   fail(Outcome(Error(Blame::Timeout, text).with_ranks(ranks)));
 }
 

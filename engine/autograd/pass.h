@@ -8,19 +8,24 @@
 // The first worker that brings a gradient here is answered when the pass has ended here, later ones
 // at once. So the root, which began the pass, learns when everything has run. docs/autograd.md
 // describes the protocol.
+//
+// Owned by the context while it runs; messages and users' futures share it. Its parts are what has
+// to run here, the gradients sent, the gradients of parameters, and the ending; each locks for
+// itself. Usable from every thread; start() and arrive() run nodes.
 #pragma once
 
 #include <atomic>
-#include <functional>
-#include <map>
 #include <memory>
-#include <set>
+#include <string>
 #include <vector>
 
-#include <weft/base/event_loop.h>
-#include <weft/base/mutex.h>
+#include <weft/base/deadline.h>
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/graph.h>
+#include <weft/engine/autograd/local_part.h>
+#include <weft/engine/autograd/pass_ending.h>
+#include <weft/engine/autograd/pass_gradients.h>
+#include <weft/engine/autograd/sent_gradients.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/tensor/torch_releases.h>
 #include <weft/profiling/trace/operation.h>
@@ -36,12 +41,14 @@ class Pass : public std::enable_shared_from_this<Pass> {
   // Numbers the context's passes in the order in which they began on this worker.
   std::uint64_t order() const { return order_; }
 
+  Deadline deadline() const { return deadline_; }
+  LocalPart& local() { return local_; }
+  const SentGradients& sent() const { return sent_; }
+  PassGradients& gradients() { return gradients_; }
+  const PassEnding& ending() const { return ending_; }
+
   // Starts the timer of the pass's deadline.
   void watch();
-  // Counts the nodes that take part; called before the pass starts. `roots`: the roots' edges, on
-  // the root worker.
-  void expect(std::vector<NodePtr<SendNode>> sends,
-              const std::vector<torch::autograd::Edge>& roots = {});
   // Starts the pass at the root. Runs the nodes that are ready.
   void start(const std::vector<torch::autograd::Edge>& roots, variable_list gradients);
   // At the root: done when start() has run, or the pass has failed.
@@ -53,28 +60,11 @@ class Pass : public std::enable_shared_from_this<Pass> {
   void arrive(const NodePtr<SendNode>& send, variable_list gradients);
   // Fails the pass on all workers, unless it has ended.
   void fail(const Outcome& why);
-  Future<Outcome> ended() const { return promise_.future(); }
-  // True once the pass has failed here; may outlive it.
-  std::shared_ptr<const std::atomic<bool>> failure() const { return failed_; }
-  Deadline deadline() const { return deadline_; }
-  // True if a gradient has been sent from here to that worker, so that it takes part.
-  bool reached(int rank) const;
-  // For a failed pass: done when the others have been told, or have not answered within kTold. A
-  // worker that has not answered hears of it later (PassName::failed).
-  Future<void> told() const;
 
-  // --- for the nodes that it runs
   // The pass whose node this thread runs; null outside of nodes.
   static Pass* current();
+  // Called by a node that the pass runs.
   void send(const RecvNode& node, std::vector<at::Tensor> gradients);
-  // Runs `callback` on this worker after all local nodes; an exception of it fails the pass.
-  void at_end(std::function<void()> callback);
-  // The parameter's gradient in this pass so far, undefined if there is none. It may be replaced;
-  // the reference is valid while the pass runs.
-  at::Tensor& gradient(const at::Tensor& parameter);
-  // Adds the context's gradient of earlier passes to that one, which replaces the sum when this
-  // pass succeeds.
-  void absorb(const at::Tensor& parameter);
 
  private:
   void work(std::vector<Ready> ready);
@@ -82,7 +72,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   void caught(const std::string& where) noexcept;
   void end_local();
   void end_one();
-  void answered(int rank);
+  void tell(const Outcome& why);
   void expire();
   void set_started();
 
@@ -92,29 +82,14 @@ class Pass : public std::enable_shared_from_this<Pass> {
   const std::uint64_t order_;
   const Deadline deadline_;
   const bool begins_here_;  // this worker is the root
-  const Promise<Outcome> promise_;
   const Promise<void> started_;
   trace::Operation traced_;  // ended by the thread that ends the pass
-  EventLoop::Registration timer_ WEFT_GUARDED_BY(mutex_);
-  std::atomic<bool> ended_{false};
-  const std::shared_ptr<std::atomic<bool>> failed_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> adopted_;
   std::atomic<bool> has_started_{false};
-  std::atomic<std::int64_t> local_{1};  // expected gradients, ready or running nodes, and the start
-  std::atomic<std::int64_t> open_{1};   // gradients sent and unanswered, and the local part
-
-  mutable Mutex mutex_;
-  bool has_counted_ WEFT_GUARDED_BY(mutex_) = false;  // expect() has been called
-  Graph graph_ WEFT_GUARDED_BY(mutex_);
-  std::vector<NodePtr<SendNode>> sends_ WEFT_GUARDED_BY(mutex_);  // keeps their graphs alive
-  // With the rank that the message was sent to.
-  std::map<MessageId, int> expected_ WEFT_GUARDED_BY(mutex_);
-  std::set<int> reached_ WEFT_GUARDED_BY(mutex_);
-  // Ranks with an unanswered gradient, once for each.
-  std::multiset<int> unanswered_ WEFT_GUARDED_BY(mutex_);
-  std::vector<std::function<void()>> at_end_ WEFT_GUARDED_BY(mutex_);
-  Gradients gradients_ WEFT_GUARDED_BY(mutex_);
-  Future<void> told_ WEFT_GUARDED_BY(mutex_);
+  LocalPart local_;
+  SentGradients sent_;
+  PassGradients gradients_;
+  PassEnding ending_;
 };
 
 }  // namespace weft::autograd

@@ -37,7 +37,7 @@ Passes::Joined Passes::join(const std::shared_ptr<rpc::AgentCore>& core, const P
                                      deadline);
   running_.emplace(name.pass, pass);
   pass->watch();
-  pass->expect(sends_in(name.plan));
+  pass->local().expect(sends_in(name.plan));
   return {pass, {}};
 }
 
@@ -63,7 +63,7 @@ std::shared_ptr<Pass> Passes::begin(const std::shared_ptr<rpc::AgentCore>& core,
 
 void Passes::count(Pass& pass, const Edges& roots) {
   MutexLock lock(mutex_);
-  pass.expect(sends_in(pass.name().plan), roots);
+  pass.local().expect(sends_in(pass.name().plan), roots);
 }
 
 Recording::Sends Passes::sends_in(PassId plan) const {

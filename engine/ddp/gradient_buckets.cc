@@ -217,7 +217,8 @@ bool GradientBuckets::fill(std::size_t parameter) {
 
 void GradientBuckets::fill_slot(GradientBucket& bucket, std::size_t slot, std::size_t parameter) {
   // Gradients of earlier passes under no_sync() are averaged with this one, as in parameter.grad().
-  if (auto* pass = autograd::Pass::current()) pass->absorb(parameters_[parameter].tensor);
+  if (auto* pass = autograd::Pass::current())
+    pass->gradients().absorb(parameters_[parameter].tensor);
   at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
   if (bucket.sparse) {
     bucket.sparse_gradient = gradient;

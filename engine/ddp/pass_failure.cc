@@ -9,7 +9,7 @@ namespace weft::parallel {
 void PassFailure::begin_pass() {
   interrupted_ = false;
   const auto* const pass = autograd::Pass::current();
-  context_pass_ = pass ? pass->failure() : nullptr;
+  context_pass_ = pass ? pass->ending().failure() : nullptr;
 }
 
 void PassFailure::interrupt() {
@@ -59,7 +59,7 @@ void PassFailure::require_in_step() const {
 
 void PassFailure::require_same_pass() const {
   const auto* const pass = autograd::Pass::current();
-  if (context_pass_ == (pass ? pass->failure() : nullptr)) return;
+  if (context_pass_ == (pass ? pass->ending().failure() : nullptr)) return;
   throw Error(Blame::Caller,
               "another backward has brought some of this forward's gradients on rank " +
                   std::to_string(group_.rank()) +

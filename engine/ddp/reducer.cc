@@ -230,7 +230,7 @@ void Reducer::enter_backward() {
   const auto callback = [weak = weak_from_this(), task = backward_.begin()] {
     if (const auto self = weak.lock()) self->end_backward();
   };
-  if (auto* const pass = autograd::Pass::current()) return pass->at_end(callback);
+  if (auto* const pass = autograd::Pass::current()) return pass->local().at_end(callback);
   torch::autograd::Engine::get_default_engine().queue_callback(callback);
 }
 

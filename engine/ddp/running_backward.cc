@@ -9,7 +9,7 @@ namespace weft::parallel {
 
 bool RunningBackward::is_known() const {
   const auto* const pass = autograd::Pass::current();
-  return pass ? context_pass_ == pass->failure()
+  return pass ? context_pass_ == pass->ending().failure()
               : context_pass_ == nullptr && !graph_task_.expired();
 }
 
@@ -17,7 +17,7 @@ std::shared_ptr<void> RunningBackward::begin() {
   auto task = std::make_shared<char>();
   const auto* const pass = autograd::Pass::current();
   graph_task_ = task;
-  context_pass_ = pass ? pass->failure() : nullptr;
+  context_pass_ = pass ? pass->ending().failure() : nullptr;
   kind_ = Kind::Unknown;
   early_.clear();
   ended_ = false;

@@ -8,7 +8,7 @@
 namespace weft::parallel {
 
 at::Tensor& gradient_of(const at::Tensor& parameter) {
-  if (auto* pass = autograd::Pass::current()) return pass->gradient(parameter);
+  if (auto* pass = autograd::Pass::current()) return pass->gradients().of(parameter);
   return parameter.mutable_grad();
 }
 

@@ -81,7 +81,7 @@ Future<void> step_behind(Shared& optimizer, std::uint64_t id,
     autograd::messages::hear_failed(core, context, name.failed);
     const auto joined = context->passes().join(core, name, here.call().deadline);
     const auto outcome = joined.pass
-                             ? joined.pass->ended()
+                             ? joined.pass->ending().outcome()
                              : Future<autograd::Outcome>::ready(autograd::Outcome(joined.outcome));
     ended.push_back(outcome.then([](const autograd::Outcome& how) {
       if (how.failed()) throw Error(Blame::Cancelled, "it has not stepped: " + how.text);
@@ -253,7 +253,7 @@ std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners,
   for (const Owner& owner : owners) {
     const bool takes_part =
         names.size() <= internal::kMostPasses && std::ranges::all_of(passes, [&](const auto& pass) {
-          return pass->reached(owner.worker.rank);
+          return pass->sent().reached(owner.worker.rank);
         });
     asked.push_back(takes_part ? attempt([&] {
       return owner.optimizer.async<&internal::step_behind>(context->id(), names);
