@@ -19,16 +19,17 @@ References& here(const char* what) { return references_of(*rpc::current_call(wha
 }  // namespace
 
 void fork(Id id, ForkId fork) {
-  here("fork()").add_fork(id, fork, rpc::current_call("fork()").call().worker_generation(),
-                          nullptr);
+  here("fork()").values().add_fork(id, fork, rpc::current_call("fork()").call().worker_generation(),
+                                   nullptr);
 }
-void child_accepted(ForkId child) { here("child_accepted()").child_accepted(child); }
+void child_accepted(ForkId child) { here("child_accepted()").parents().child_accepted(child); }
 void user_delete(Id id, ForkId fork) {
   here("user_delete()")
+      .values()
       .remove_fork(id, fork, rpc::current_call("user_delete()").call().caller.rank);
 }
 void will_not_come(Id id, rpc::Outcome why) {
-  here("will_not_come()").give_up(id, std::make_exception_ptr(why.error()));
+  here("will_not_come()").values().give_up(id, std::make_exception_ptr(why.error()));
 }
 void give_back(std::vector<std::pair<Id, ForkId>> owned, std::vector<ForkId> children) {
   const auto& call = rpc::current_call("give_back()");
@@ -126,7 +127,7 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
   const rpc::WorkerGeneration worker_generation{to_.rank,
                                                 static_cast<std::uint16_t>(to_.generation)};
   if (handle->is_owner()) {
-    references.add_fork(handle->id(), fork, worker_generation, handle->owned());
+    references.values().add_fork(handle->id(), fork, worker_generation, handle->owned());
     forks_.emplace_back(handle->id(), fork);
   } else {
     references.keep_parent(fork, handle, worker_generation);
@@ -138,13 +139,13 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
 
 void ForkWriter::list_open(std::vector<std::pair<Id, ForkId>>& owned,
                            std::vector<ForkId>& children) const {
-  const References& references = references_of(core_);
+  References& references = references_of(core_);
   MutexLock lock(mutex_);
   for (const auto& fork : forks_) {
-    if (references.holds(fork.first, fork.second)) owned.push_back(fork);
+    if (references.values().holds(fork.first, fork.second)) owned.push_back(fork);
   }
   for (const ForkId child : children_) {
-    if (references.keeps_parent_of(child)) children.push_back(child);
+    if (references.parents().keeps_parent_of(child)) children.push_back(child);
   }
 }
 
@@ -163,8 +164,9 @@ void ForkWriter::undo() {
     owned.swap(forks_);
     children.swap(children_);
   }
-  for (const auto& [id, fork] : owned) references_of(core_).remove_fork(id, fork, to_.rank);
-  for (const ForkId child : children) references_of(core_).child_accepted(child);
+  for (const auto& [id, fork] : owned)
+    references_of(core_).values().remove_fork(id, fork, to_.rank);
+  for (const ForkId child : children) references_of(core_).parents().child_accepted(child);
 }
 
 std::shared_ptr<Handle> ForkReader::unpack(
@@ -186,7 +188,7 @@ std::shared_ptr<Handle> ForkReader::unpack(
                                        {.keeps_on = true});
     return handle;
   }
-  if (references.has_given_back(fork)) {
+  if (references.values().has_ended(fork)) {
     throw Error(Blame::Cancelled,
                 "RRef " + to_text(id) + " came in a message that its sender takes for lost");
   }

@@ -77,8 +77,8 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
                                        " does not name one other worker as its holder");
       }
       References& references = rref::references_of(core);
-      const bool is_announced = references.has_fork(id, fork);
-      owned = references.adopt<T>(id, fork, rpc::made_by(fork));
+      const bool is_announced = references.values().has_fork(id, fork);
+      owned = references.values().adopt<T>(id, fork, rpc::made_by(fork));
       // The holder may have died, and then it would not end the fork.
       if (!is_announced) rpc::detail::CoreCalls::look_after(core, holder);
       owned->set(std::make_shared<T>(std::move(copy)), rpc::detail::enqueued(core));

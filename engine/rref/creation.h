@@ -35,6 +35,7 @@ template <class R>
 void serve_creation(const std::shared_ptr<IncomingCall>& call, rref::Id id, rref::ForkId fork,
                     std::shared_ptr<void> arguments, First first, Run<R> run) {
   const auto value = rref::references_of(*call->core())
+                         .values()
                          .template adopt<R>(id, fork, call->state().worker_generation());
   call->on_refused([value](const std::exception_ptr& error) { value->fail(error); });
   std::optional<Future<void>> waits_for;

@@ -416,7 +416,7 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
       static const std::uint64_t type = weft::rpc::hash_of(typeid(weft::RRef<T>).name());
       reference = weft::RRef<T>(
           forks->unpack(object, type, [](weft::rref::References& references, weft::rref::Id id) {
-            return std::static_pointer_cast<weft::rref::Owned>(references.owned<T>(id));
+            return std::static_pointer_cast<weft::rref::Owned>(references.values().owned<T>(id));
           }));
       return object;
     }

@@ -310,7 +310,7 @@ class LostControl : public testing::TestWithParam<Lost> {
     return message() ? links.there(index) : links.back(index);
   }
   static bool holds(const rpc::Agent& owner, rref::Id id, rref::ForkId fork) {
-    return rref::references_of(*owner.shared_core()).holds(id, fork);
+    return rref::references_of(*owner.shared_core()).values().holds(id, fork);
   }
   static void expect_nothing_left(const std::vector<rpc::Agent>& agents) {
     for (const auto& agent : agents) {
@@ -372,7 +372,9 @@ TEST_P(LostControl, GiverIsToldOfItsChildAgain) {
   Links links;
   agents[0].sync<&refs::nothing>(1);
   const auto keeps_parent = [&](const RRef<int>& given) {
-    return rref::references_of(*agents[1].shared_core()).keeps_parent_of(given.handle()->fork());
+    return rref::references_of(*agents[1].shared_core())
+        .parents()
+        .keeps_parent_of(given.handle()->fork());
   };
   // Holds the reply with the reference until the loss is prepared.
   const auto there = links.there(0), back = links.back(0);
