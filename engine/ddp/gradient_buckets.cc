@@ -68,7 +68,7 @@ void wait_for_hook(const Future<T>& future, std::size_t index, const ProcessGrou
       pass == nullptr ? Deadline::in(group::timeout_of(group))
                       : Deadline::sooner(pass->deadline(), Deadline::in(group::timeout_of(group)));
   const std::string what = "the comm hook of bucket " + std::to_string(index);
-  group::Waits::LocalWait wait = group::local_wait(
+  group::LocalWait wait = group::local_wait(
       group, what,
       "the future that it returned is not done; the hook must complete it on every rank");
   for (;;) {

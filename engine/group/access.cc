@@ -70,7 +70,7 @@ const std::shared_ptr<Continuations>& continuations_of(const ProcessGroup& group
   return Core::of(group).options.job->continuations;
 }
 
-Waits::LocalWait local_wait(const ProcessGroup& group, std::string what, std::string hint) {
+LocalWait local_wait(const ProcessGroup& group, std::string what, std::string hint) {
   const CoreOptions& options = Core::of(group).options;
   return {options.job->waits, options.name, std::move(what), options.rank, std::move(hint)};
 }

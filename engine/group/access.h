@@ -16,8 +16,8 @@
 #include <weft/base/error.h>
 #include <weft/base/fence.h>
 #include <weft/engine/group/continuations.h>
+#include <weft/engine/group/meeting.h>
 #include <weft/engine/group/process_group.h>
-#include <weft/engine/group/waits.h>
 #include <weft/engine/store/store.h>
 #include <weft/kernels/reduce_op.h>
 #include <weft/transport/transport.h>
@@ -83,7 +83,7 @@ StoreBootstrap& store_of(const ProcessGroup& group);
 StoreBootstrap uninterrupted_store_of(const ProcessGroup& group);
 // Runs continuations on threads that belong to no backend.
 const std::shared_ptr<Continuations>& continuations_of(const ProcessGroup& group);
-// See Waits::LocalWait.
-Waits::LocalWait local_wait(const ProcessGroup& group, std::string what, std::string hint);
+// See LocalWait.
+LocalWait local_wait(const ProcessGroup& group, std::string what, std::string hint);
 
 }  // namespace weft::group

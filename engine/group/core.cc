@@ -82,19 +82,19 @@ Membership::Listener listener_of(const Heard& heard) {
   return listener;
 }
 
-Waits::Source source_of(Core& core) {
+WaitSource source_of(Core& core) {
   const auto weak = core.weak_from_this();
-  Waits::Source source;
+  WaitSource source;
   source.members = core.options.global_ranks;
   source.rank = core.options.rank;
   source.pending = [weak] {
     const auto alive = weak.lock();
-    return alive ? alive->operations.pending() : std::vector<Waits::Wait>();
+    return alive ? alive->operations.pending() : std::vector<Wait>();
   };
   source.progress = [weak] {
     const auto alive = weak.lock();
     return alive ? alive->operations.progress()
-                 : Waits::Progress{0, "no operation: it has left the group"};
+                 : Progress{0, "no operation: it has left the group"};
   };
   source.call = [weak](std::uint64_t number) {
     const auto alive = weak.lock();
@@ -152,7 +152,7 @@ Core::Core(CoreOptions given, trace::Member as)
 
 Core::~Core() {
   options.job->membership->forget(options.name);
-  options.job->waits->remove(options.name);
+  options.job->waits->sources().remove(options.name);
 }
 
 ProcessGroup Core::make(const CoreOptions& options, Core* parent) {
@@ -197,7 +197,7 @@ ProcessGroup Core::make(const CoreOptions& options, Core* parent) {
 void Core::join(Core* parent) {
   options.job->membership->listen(options.name,
                                   listener_of({ledger, weak_from_this(), options.global_ranks}));
-  options.job->waits->add(options.name, source_of(*this));
+  options.job->waits->sources().add(options.name, source_of(*this));
   joining.join(parent);
 }
 

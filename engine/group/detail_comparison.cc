@@ -2,6 +2,7 @@
 #include <sstream>
 
 #include <weft/engine/group/detail_comparison.h>
+#include <weft/engine/group/meeting.h>
 #include <weft/engine/group/store_meeting.h>
 #include <weft/engine/tensor/tensor.h>
 
@@ -97,9 +98,9 @@ void DetailComparison::compare(const Operation& operation, std::uint64_t number)
                   operation.parts ? operation.parts() : Operation::Parts()};
   store_.set(base + std::to_string(options_.rank), to_bytes(encode(mine)));
   const Deadline deadline = Deadline::in(options_.timeout);
-  Waits::Meeting wait(options_.job->waits, options_.name,
-                      std::string(operation.name) + " #" + std::to_string(number), options_.rank,
-                      kAllCall, [this, base] { return absent_from(store_, base, options_.size); });
+  Meeting wait(options_.job->waits, options_.name,
+               std::string(operation.name) + " #" + std::to_string(number), options_.rank, kAllCall,
+               [this, base] { return absent_from(store_, base, options_.size); });
   StoreBootstrap store(options_.own_store, [&] {
     failure_.throw_if_broken();
     wait.look();

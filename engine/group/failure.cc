@@ -86,7 +86,7 @@ void Failure::raise_on_failure(std::shared_ptr<HostFlag> flag) {
 // An operation that has timed out has broken its communicator. So has a collective that was refused
 // as the caller's mistake, mostly because the ranks' calls do not match. A message that was refused
 // has broken it if the ranks name different dtypes, and not if only the sizes differ.
-bool Failure::breaks_group(const Waits::Wait& operation, const Error& error) {
+bool Failure::breaks_group(const Wait& operation, const Error& error) {
   if (error.blame() == Blame::Timeout || error.blame() == Blame::Protocol) return true;
   if (error.blame() != Blame::Caller) return false;
   if (operation.collective > 0) return true;
@@ -211,7 +211,7 @@ Error Failure::explained(const Error& error) const {
       .with_ranks({1 - options_.rank});
 }
 
-Error Failure::with_absent(const Error& timeout, const Waits::Wait& wait) {
+Error Failure::with_absent(const Error& timeout, const Wait& wait) {
   if (timeout.blame() != Blame::Timeout || options_.job->loop->inside() || Op::ending())
     return timeout;
   std::optional<Waits::Absent> known;

@@ -83,11 +83,11 @@ class Failure {
   void explain_later(const Error& error, Explained done);
   // Adds to a time-out the ranks that did not come to the operation. Asks them, and may then block
   // for a second.
-  Error with_absent(const Error& timeout, const Waits::Wait& wait);
+  Error with_absent(const Error& timeout, const Wait& wait);
   // Adds a hint to a time-out if a rank may have been lost without the others hearing of it.
   Error with_hint(const Error& error) const;
   // True if this error of an operation breaks the group.
-  bool breaks_group(const Waits::Wait& operation, const Error& error);
+  bool breaks_group(const Wait& operation, const Error& error);
 
  private:
   Error explained(const Error& error) const WEFT_REQUIRES(mutex_);  // by the present knowledge

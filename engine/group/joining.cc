@@ -13,6 +13,7 @@
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/joining.h>
+#include <weft/engine/group/meeting.h>
 #include <weft/engine/store/backoff.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/trace/dump.h>
@@ -124,7 +125,7 @@ void Joining::on_all_met() {
   options_.job->membership->connect([this] { throw_if_hopeless(); },
                                     Deadline::in(options_.timeout));
   options_.job->connected = true;
-  options_.job->waits->on_connected();
+  options_.job->waits->rounds().on_connected();
 }
 
 // The same for a later group: before a member tells something about the group, for example that it
@@ -132,8 +133,8 @@ void Joining::on_all_met() {
 void Joining::await_members() {
   store_.set(here_key(options_.rank), to_bytes(carriers_.names()));
   const Deadline deadline = Deadline::in(options_.timeout);
-  Waits::Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
-                         [this] { return missing_ranks(); });
+  Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
+                  [this] { return missing_ranks(); });
   for (int rank = 0; rank < options_.size; ++rank) {
     const bool is_told =
         options_.job->membership->has(options_.global_ranks[static_cast<std::size_t>(rank)]);
@@ -263,8 +264,8 @@ void Joining::await(const Attempt& attempt, c10::DeviceType type) {
   if (!options_.job->connected) {
     options_.job->membership->connect_to_first([&] { return attempt.query(); }, deadline);
   }
-  Waits::Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
-                         [this] { return missing_ranks(); });
+  Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
+                  [this] { return missing_ranks(); });
   bool agreed = false;
   while (!attempt.synchronize(Deadline::in(std::chrono::milliseconds(100)))) {
     throw_if_hopeless();

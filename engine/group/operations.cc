@@ -48,7 +48,7 @@ void raise_version(const at::Tensor& tensor) {
 // Warns once a process if a backward passes through a tensor that a collective has overwritten:
 // autograd does not see the collective, so the gradients are those of this rank's part alone.
 // Reducing a loss for a report, after its backward or detached, is fine.
-void warn_of_backward_through(const at::Tensor& tensor, const Waits::Wait& call) {
+void warn_of_backward_through(const at::Tensor& tensor, const Wait& call) {
   static std::atomic<bool> said{false};
   if (said || !tensor.requires_grad() || tensor.is_leaf()) return;
   tensor.register_hook([call](const at::Tensor&) {
@@ -269,7 +269,7 @@ void Operations::begin_message(const Message& message, const at::Tensor& tensor)
   }
 }
 
-void Operations::follow_message(const Waits::Wait& wait, const Op& op, const Message& message,
+void Operations::follow_message(const Wait& wait, const Op& op, const Message& message,
                                 trace::Operation traced) {
   follow(wait, op,
          [this, weak = core_.weak_from_this(), ledger = ledger_, op, message,
@@ -297,7 +297,7 @@ void Operations::follow_message(const Waits::Wait& wait, const Op& op, const Mes
 // --- Until an operation ends ---
 
 // Calls `done` when the operation has ended.
-void Operations::follow(const Waits::Wait& wait, const Op& op,
+void Operations::follow(const Wait& wait, const Op& op,
                         std::function<void(const std::optional<Error>&)> done) {
   op.on_ended([this, weak = core_.weak_from_this(), wait, op, finish = std::move(done)]() mutable {
     const auto error = op.error();
@@ -348,13 +348,13 @@ std::string Operations::wait_for_all(Deadline deadline) {
 }
 
 // The analysis does not know try_to_lock.
-WEFT_UNCHECKED_LOCKING std::vector<Waits::Wait> Operations::pending() {
+WEFT_UNCHECKED_LOCKING std::vector<Wait> Operations::pending() {
   std::unique_lock lock(mutex_, std::try_to_lock);
-  return lock ? unfinished_.waits() : std::vector<Waits::Wait>();
+  return lock ? unfinished_.waits() : std::vector<Wait>();
 }
 
 // Like pending().
-WEFT_UNCHECKED_LOCKING Waits::Progress Operations::progress() {
+WEFT_UNCHECKED_LOCKING Progress Operations::progress() {
   const std::uint64_t begun = ledger_->collectives_begun();
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return {begun, "a call of this group that has not returned"};

@@ -67,10 +67,10 @@ class Operations {
   // want their bytes. Returns the name of one that has not ended by the deadline; "" if all have.
   std::string wait_for_all(Deadline deadline);
 
-  // For the job's Waits (Waits::Source). pending() leaves out an operation that is just being
+  // For the job's Waits (WaitSource). pending() leaves out an operation that is just being
   // issued.
-  std::vector<Waits::Wait> pending();
-  Waits::Progress progress();
+  std::vector<Wait> pending();
+  Progress progress();
   std::optional<std::string> call(std::uint64_t number) const { return recent_calls_.text(number); }
 
  private:
@@ -87,10 +87,10 @@ class Operations {
   transport::PointToPoint& messages_of(transport::Communicator& communicator, int peer,
                                        int tag) const WEFT_REQUIRES(mutex_);
   void begin_message(const Message& message, const at::Tensor& tensor) WEFT_REQUIRES(mutex_);
-  void follow_message(const Waits::Wait& wait, const Op& op, const Message& message,
+  void follow_message(const Wait& wait, const Op& op, const Message& message,
                       trace::Operation traced) WEFT_REQUIRES(mutex_);
-  void follow(const Waits::Wait& wait, const Op& op,
-              std::function<void(const std::optional<Error>&)> done) WEFT_REQUIRES(mutex_);
+  void follow(const Wait& wait, const Op& op, std::function<void(const std::optional<Error>&)> done)
+      WEFT_REQUIRES(mutex_);
 
   Core& core_;  // for handles and callbacks, which keep it alive or hold it weakly
   const CoreOptions& options_;

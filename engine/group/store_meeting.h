@@ -11,7 +11,7 @@
 #include <weft/engine/group/failure.h>
 #include <weft/engine/group/job.h>
 #include <weft/engine/group/ledger.h>
-#include <weft/engine/group/waits.h>
+#include <weft/engine/group/meeting.h>
 #include <weft/engine/store/store.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/operation.h>
@@ -39,7 +39,7 @@ class StoreMeeting {
   StoreBootstrap& store() { return store_; }
 
  private:
-  Waits::Meeting wait_;
+  Meeting wait_;
   StoreBootstrap store_;
 };
 

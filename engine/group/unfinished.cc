@@ -15,9 +15,9 @@ void Unfinished::add(Issued issued) {
   issued_.push_back(std::move(issued));
 }
 
-std::vector<Waits::Wait> Unfinished::waits() const {
+std::vector<Wait> Unfinished::waits() const {
   constexpr std::size_t kMost = 64;
-  std::vector<Waits::Wait> waits;
+  std::vector<Wait> waits;
   for (const Issued& one : issued_) {
     if (waits.size() == kMost) break;
     if (!one.op.ended() && !one.op.done().query()) waits.push_back(one.wait);
@@ -28,7 +28,7 @@ std::vector<Waits::Wait> Unfinished::waits() const {
 std::string Unfinished::last_text(std::uint64_t begun) const {
   if (last_.name == nullptr) return "no operation: it has issued none";
   const auto ago =
-      std::chrono::duration_cast<std::chrono::milliseconds>(Waits::Clock::now() - last_.since);
+      std::chrono::duration_cast<std::chrono::milliseconds>(Patience::Clock::now() - last_.since);
   const std::string when = ", " + describe_wait(ago) + " ago)";
   if (last_.collective > 0)
     return "#" + std::to_string(last_.collective) + " (" + last_.operation() + when;

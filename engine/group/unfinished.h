@@ -11,34 +11,34 @@
 #include <vector>
 
 #include <weft/base/op.h>
-#include <weft/engine/group/waits.h>
+#include <weft/engine/group/wait.h>
 
 namespace weft::group {
 
 class Unfinished {
  public:
   struct Issued {
-    Waits::Wait wait;
+    Wait wait;
     Op op;
     bool receives = false;  // leaving does not wait for it
   };
 
   // An operation begins; it may still be refused.
-  void begin(Waits::Wait wait) { last_ = wait; }
-  const Waits::Wait& last() const { return last_; }
+  void begin(Wait wait) { last_ = wait; }
+  const Wait& last() const { return last_; }
   // The operation has been issued.
   void add(Issued issued);
   // Recent operations, oldest first; some of them may have ended.
   const std::vector<Issued>& issued() const { return issued_; }
   // The oldest of those that have not ended.
-  std::vector<Waits::Wait> waits() const;
+  std::vector<Wait> waits() const;
   // The last operation, and how long ago it was. `begun`: how many collectives this rank has begun.
   std::string last_text(std::uint64_t begun) const;
 
  private:
   std::vector<Issued> issued_;
   std::size_t kept_ = 0;  // size of issued_ when ended operations were last removed from it
-  Waits::Wait last_;
+  Wait last_;
 };
 
 }  // namespace weft::group

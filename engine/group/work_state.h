@@ -14,7 +14,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/op.h>
-#include <weft/engine/group/waits.h>
+#include <weft/engine/group/wait.h>
 #include <weft/engine/group/work.h>
 
 namespace weft::group {
@@ -25,7 +25,7 @@ Error named(const Error& error, const std::string& what, bool place = true);
 
 struct WorkState {
   std::shared_ptr<Core> core;
-  Waits::Wait wait;          // this operation
+  Wait wait;                 // this operation
   std::string_view backend;  // of the communicator
   c10::Device device = c10::Device(c10::kCPU);
   bool host_waits = true;
