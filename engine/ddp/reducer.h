@@ -23,6 +23,9 @@
 // Thread-safe against autograd's threads. The user calls forward and backward one after the other.
 // prepare_forward(), take_over_trained(), mirror_pass() and the end of a backward block on other
 // ranks.
+//
+// It has 26 functions, because the wrapper, join and the optimizers that step in the backward each
+// set what the next backward does, and autograd's threads read that under the same mutex.
 #pragma once
 
 #include <cstddef>

@@ -5,6 +5,9 @@
 // when they have completed all of that.
 //
 // Shared by the group and by membership's callbacks, which outlive it. Thread-safe.
+//
+// It has 27 functions and 16 members, because whether a rank may leave, and whether an operation
+// can still complete, follows from all of its counts together, which change under one mutex.
 #pragma once
 
 #include <condition_variable>

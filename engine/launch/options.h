@@ -25,6 +25,7 @@ class Streams {
   std::map<int, int> of_rank_;
 };
 
+// It has 17 members, because each is one option of the command line.
 struct Options {
   int ranks = 1;  // on this machine
   Rendezvous::Settings rendezvous;
