@@ -81,7 +81,9 @@ void Reducer::set_comm_hook(CommHook hook) {
   if (!hook) throw Error(Blame::Caller, "register_comm_hook: the hook is empty");
   MutexLock lock(mutex_);
   if (buckets_.has_hook())
-    throw Error(Blame::Caller, "register_comm_hook: this model has a hook already; it takes one");
+    throw Error(Blame::Caller,
+                "register_comm_hook: this model has a hook already; it takes one, so do both works "
+                "in one function");
   if (pass_.is_open()) throw Error(Blame::Caller, "register_comm_hook: a backward pass is running");
   if (pass_.stats().passes > 0) {
     throw Error(Blame::Caller,

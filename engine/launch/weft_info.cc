@@ -57,7 +57,7 @@ nlohmann::ordered_json describe_cuda_ipc() {
   const CUresult counted = driver.value()->device_get_count(&gpus);
   if (counted != CUDA_SUCCESS || gpus == 0) {
     row["why_not"] = counted == CUDA_SUCCESS
-                         ? "this process sees no GPU; see CUDA_VISIBLE_DEVICES"
+                         ? "this process sees no GPU: there is none, or CUDA_VISIBLE_DEVICES hides it"
                          : cuda::error_of(*driver.value(), counted, "cuDeviceGetCount").text();
     return row;
   }

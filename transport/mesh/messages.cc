@@ -192,7 +192,8 @@ bool Messages::is_of(const Transfer& transfer, int peer, Dtype dtype) {
                       std::string(name(dtype)) + " (tag " + std::to_string(transfer.tag) +
                       "), which rank " + std::to_string(core_.rank) + " receives as " +
                       std::string(name(transfer.dtype)) +
-                      "; the n-th send to a rank meets the n-th recv from it with the same tag");
+                      "; the n-th send to a rank meets the n-th recv from it with the same tag, "
+                      "so give messages of different kinds tags of their own");
   core_.fail(why);  // first: a caller that sees the receive fail can see why it ends the group
   completion.fail(why.within(what_of(transfer) + " " + core_.place));
   return false;

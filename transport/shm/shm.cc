@@ -109,7 +109,9 @@ void ShmListener::Inner::accept(const std::shared_ptr<Inner>& self) {
   if (self->closed || !loop) return;
   try {
     if (self->handshakes.size() >= kMaxHandshakes)
-      throw Error(Blame::Busy, "shm: too many processes have connected without passing a segment");
+      throw Error(Blame::Busy, "shm: " + std::to_string(kMaxHandshakes) +
+                                   " processes have connected to this one and not passed a "
+                                   "segment yet; others wait until they have, or are dropped");
     Descriptor socket = accept_from(self->listening.socket, "shm");
     if (!socket) return;
     const int key = socket.get();
