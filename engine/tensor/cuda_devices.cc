@@ -15,7 +15,7 @@
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/transport/cuda_ipc/cuda_ipc.h>
-#include <weft/transport/staged/staged.h>
+#include <weft/transport/staged/staged_communicator.h>
 #include <weft/transport/staged/staged_connection.h>
 
 namespace weft::tensor {

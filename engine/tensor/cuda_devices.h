@@ -96,7 +96,8 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
   std::shared_ptr<transport::Connection> connection_over(
       std::shared_ptr<transport::Connection> below, const std::shared_ptr<EventLoop>& loop);
 
-  // A communicator for tensors on the GPU over one for host memory; see transport/staged/staged.h.
+  // A communicator for tensors on the GPU over one for host memory; see
+  // transport/staged/staged_communicator.h.
   std::shared_ptr<transport::Communicator> stage_over(std::shared_ptr<transport::Communicator> host,
                                                       int index,
                                                       const std::shared_ptr<EventLoop>& loop);

@@ -14,7 +14,7 @@
 #include <weft/profiling/tools/analysis.h>
 #include <weft/profiling/tools/command_line.h>
 #include <weft/profiling/tools/duration.h>
-#include <weft/profiling/tools/findings_text.h>
+#include <weft/profiling/tools/remarks.h>
 #include <weft/profiling/tools/wording.h>
 
 namespace weft::tools {

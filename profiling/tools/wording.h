@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How weft-debug words its findings, and the names of calls that agents make for themselves.
+// Phrases of which weft-debug makes its findings (the sentences are in analysis.cc and
+// stuck_messages.cc), and the names of calls that agents make for themselves.
 #pragma once
 
 #include <cstdint>

@@ -80,7 +80,7 @@ std::string Library::why_no_device_memory() const {
   return version() +
          (is_cuda_aware() ? " is CUDA-aware, but knows nothing of streams"
                           : " was built without CUDA") +
-         "; stage it (transport/staged/staged.h)";
+         "; stage it (transport/staged/staged_communicator.h)";
 }
 
 Error error_of(const Library& library, int code, std::string_view what, Place place) {

@@ -13,8 +13,8 @@ class Mpi final : public Transport {
   explicit Mpi(std::shared_ptr<const Library> library) : library_(std::move(library)) {}
 
   std::string_view name() const override { return "mpi"; }
-  // Device memory is staged through pinned memory (transport/staged/staged.h). MPI knows no
-  // streams, so the host would have to wait for it in any case.
+  // Device memory is staged through pinned memory (transport/staged/staged_communicator.h). MPI
+  // knows no streams, so the host would have to wait for it in any case.
   bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
   std::shared_ptr<Communicator> join(const JoinOptions& options) override {
     if (!options.device.is_host()) {

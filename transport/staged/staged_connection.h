@@ -19,7 +19,7 @@
 // - A lost GPU ends the connection if a message has been begun. Bytes that were not copied are not
 //   sent.
 // - Each connection has 8 MiB of pinned memory and two streams on each GPU: see
-// transport/staged/staged.h
+// transport/staged/staged_communicator.h
 //   about CUDA_DEVICE_MAX_CONNECTIONS.
 #pragma once
 

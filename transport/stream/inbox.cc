@@ -48,19 +48,17 @@ std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) con
   };
   if (offer_.load(std::memory_order_acquire) != Offer::Shown)
     return wrong("no message waits to be accepted; accept each once, after it has arrived");
-  const auto misfit = frame::why_misfit(destinations, sizes_,
-                                        [this](const Slice& to) -> std::optional<std::string> {
-                                          if (!to.device.is_host()) {
-                                            if (limits_.direct_bytes > 0 && stream_.carries(to))
-                                              return std::nullopt;
-                                            return "on " + describe(to.device) +
-                                                   " and this connection moves host memory only; "
-                                                   "stage it (transport/staged/staged.h)";
-                                          }
-                                          if (to.bytes > 0 && to.data == nullptr)
-                                            return "without an address";
-                                          return std::nullopt;
-                                        });
+  const auto misfit = frame::why_misfit(
+      destinations, sizes_, [this](const Slice& to) -> std::optional<std::string> {
+        if (!to.device.is_host()) {
+          if (limits_.direct_bytes > 0 && stream_.carries(to)) return std::nullopt;
+          return "on " + describe(to.device) +
+                 " and this connection moves host memory only; "
+                 "stage it (transport/staged/staged_communicator.h)";
+        }
+        if (to.bytes > 0 && to.data == nullptr) return "without an address";
+        return std::nullopt;
+      });
   if (misfit) return wrong(*misfit);
   return std::nullopt;
 }

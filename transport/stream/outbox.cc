@@ -21,7 +21,8 @@ constexpr std::array<std::byte, frame::kMaxUnit> kZeros{};
 std::optional<std::string> why_unreadable(const Slice& slice) {
   if (!slice.device.is_host()) {
     return "lies on " + describe(slice.device) +
-           " and this connection moves host memory only; stage it (transport/staged/staged.h)";
+           " and this connection moves host memory only; stage it "
+           "(transport/staged/staged_communicator.h)";
   }
   if (slice.bytes > 0 && slice.data == nullptr)
     return "of " + std::to_string(slice.bytes) + " bytes has no address";

@@ -6,7 +6,7 @@
 #include <weft/tests/harness/again.h>
 #include <weft/tests/harness/file_bootstrap.h>
 #include <weft/transport/registry.h>
-#include <weft/transport/staged/staged.h>
+#include <weft/transport/staged/staged_communicator.h>
 
 namespace weft::conformance {
 namespace {

@@ -7,7 +7,7 @@
 #include <weft/tests/conformance/communicator/threads.h>
 #include <weft/tests/harness/fake_driver.h>
 #include <weft/transport/registry.h>
-#include <weft/transport/staged/staged.h>
+#include <weft/transport/staged/staged_communicator.h>
 
 namespace weft::conformance {
 

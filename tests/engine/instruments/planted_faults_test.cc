@@ -18,7 +18,7 @@
 #include <weft/autograd.h>
 #include <weft/group.h>
 #include <weft/profiling/tools/analysis.h>
-#include <weft/profiling/tools/findings_text.h>
+#include <weft/profiling/tools/remarks.h>
 #include <weft/rpc.h>
 #include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/ranks.h>

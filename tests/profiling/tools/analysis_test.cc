@@ -9,7 +9,7 @@
 
 #include <weft/base/error.h>
 #include <weft/profiling/tools/duration.h>
-#include <weft/profiling/tools/findings_text.h>
+#include <weft/profiling/tools/remarks.h>
 #include <weft/tests/profiling/tools/made_dumps.h>
 
 namespace weft::tools {

@@ -15,7 +15,7 @@
 
 #include <weft/base/error.h>
 #include <weft/profiling/tools/analysis.h>
-#include <weft/profiling/tools/findings_text.h>
+#include <weft/profiling/tools/remarks.h>
 #include <weft/profiling/tools/wording.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>

@@ -4,8 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <weft/profiling/tools/findings_text.h>
 #include <weft/profiling/tools/participants.h>
+#include <weft/profiling/tools/remarks.h>
 #include <weft/tests/profiling/tools/made_dumps.h>
 
 namespace weft::tools {

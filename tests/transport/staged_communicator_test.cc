@@ -10,7 +10,7 @@
 #include <weft/profiling/trace/trace.h>
 #include <weft/tests/cuda/fake_cuda.h>
 #include <weft/tests/harness/device_timeline.h>
-#include <weft/transport/staged/staged.h>
+#include <weft/transport/staged/staged_communicator.h>
 
 namespace weft::transport {
 namespace {

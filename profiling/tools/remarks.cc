@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <set>
 
-#include <weft/profiling/tools/findings_text.h>
 #include <weft/profiling/tools/participants.h>
+#include <weft/profiling/tools/remarks.h>
 #include <weft/profiling/tools/wording.h>
 
 namespace weft::tools {

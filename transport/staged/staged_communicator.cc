@@ -11,7 +11,7 @@
 #include <weft/profiling/trace/trace.h>
 #include <weft/transport/fenced_queue.h>
 #include <weft/transport/in_flight.h>
-#include <weft/transport/staged/staged.h>
+#include <weft/transport/staged/staged_communicator.h>
 #include <weft/transport/staged/staging.h>
 
 namespace weft::transport::staged {
