@@ -34,7 +34,8 @@ Job::~Job() {
 std::string CoreOptions::place() const { return "on " + self(); }
 
 std::string CoreOptions::self() const {
-  return "group '" + name + "' (rank " + std::to_string(rank) + " of " + std::to_string(size) + ")";
+  return "group '" + name + "' (rank " + std::to_string(rank) + " of " + std::to_string(size) +
+         (place_in_mesh.empty() ? "" : ", " + place_in_mesh) + ")";
 }
 
 void CoreOptions::check_rank(int which, const char* what) const {

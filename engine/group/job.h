@@ -56,9 +56,12 @@ struct CoreOptions {
   c10::intrusive_ptr<c10d::Store> own_store;
   std::string backend;  // as the user wrote it
   std::string said_by;  // source of rank and size, for messages; "" for a later group
+  // This rank's place in the mesh that has made the group: "shard[3] of replicate[0]"; "" without a
+  // mesh. The name of the group is the same on all its ranks, and this is not.
+  std::string place_in_mesh;
   std::shared_ptr<Job> job;
 
-  std::string self() const;   // "group 'x' (rank 0 of 2)"
+  std::string self() const;   // "group 'x' (rank 0 of 2)", with place_in_mesh behind the 2
   std::string place() const;  // "on " + self()
   void check_rank(int rank, const char* what) const;
 };

@@ -12,6 +12,7 @@
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/store_meeting.h>
 #include <weft/engine/group/subgroups.h>
+#include <weft/engine/group/text_meeting.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::group {
@@ -95,6 +96,7 @@ void check_ranks(const Core& core, const std::vector<int>& ranks,
 // The options of a new group, without those that depend on its ranks. Checks the user's options.
 CoreOptions options_for(const Core& core, const ProcessGroupOptions& wanted) {
   CoreOptions made = core.options;
+  made.place_in_mesh.clear();
   if (!wanted.backend.empty()) {
     // On every rank, also on those that are not in the new group.
     static_cast<void>(parse_backends(wanted.backend));
@@ -140,31 +142,20 @@ ProcessGroup make_after(const Error& loss, Core& core, const std::vector<int>& r
 // Makes the group of this rank's color in the `count`-th split() of the group `core`.
 ProcessGroup divide(Core& core, int count, int color, int key) {
   const std::string number = std::to_string(count);
-  const std::string base = "split/" + number + "/";
-  core.bootstrap->set(base + std::to_string(core.options.rank),
-                      to_bytes(encode(Split{color, key})));
-  const Deadline deadline = Deadline::in(core.options.timeout);
-  StoreMeeting meeting(core.options, *core.bootstrap, *core.ledger, core.failure, base,
-                       "split #" + number);
+  TextMeeting meeting(core, "split", count);
+  meeting.give(encode(Split{color, key}));
   std::vector<std::pair<int, int>> members;  // key, rank
+  const std::vector<std::string> texts = meeting.texts();
   for (int rank = 0; rank < core.options.size; ++rank) {
-    try {
-      const Split theirs =
-          decode(to_text(meeting.store().get(base + std::to_string(rank), deadline)));
-      if (theirs.color == color) members.emplace_back(theirs.key, rank);
-    } catch (const Error& error) {
-      if (error.blame() != Blame::Timeout) throw;
-      throw Error(Blame::Timeout, "split " + core.options.place() + ": rank " +
-                                      std::to_string(rank) + " did not call it within " +
-                                      describe(core.options.timeout))
-          .with_ranks({rank});
-    }
+    const Split theirs = decode(texts[static_cast<std::size_t>(rank)]);
+    if (theirs.color == color) members.emplace_back(theirs.key, rank);
   }
   if (color < 0) return {};
   std::sort(members.begin(), members.end());
   std::vector<int> ranks;
   for (const auto& [place, rank] : members) ranks.push_back(rank);
   CoreOptions made = core.options;
+  made.place_in_mesh.clear();
   made.name = core.options.name + "/split" + number + "." + std::to_string(color);
   return make_subgroup(core, ranks, "split" + number + "/" + std::to_string(color) + "/",
                        std::move(made));
@@ -208,6 +199,25 @@ ProcessGroup split(Core& core, int color, int key) {
                     core.failure.by_the_store([&] { made = divide(core, count, color, key); });
                     return made;
                   });
+}
+
+ProcessGroup make_part(const ProcessGroup& parent, const MeshPart& part) {
+  Core& core = Core::of(parent);
+  core.operations.throw_if_refused();
+  const trace::Range range(traced::make_group,
+                           {.rank = core.options.rank, .ranks = core.options.size});
+  CoreOptions made = core.options;
+  made.name = core.options.name + "/" + part.name;
+  made.place_in_mesh = part.place;
+  const auto count = static_cast<std::uint64_t>(core.numbers.next("group"));
+  auto group = recorded(core.member, "new_group", count, core.options.place(), [&] {
+    return make_subgroup(core, part.ranks, part.name + "/", std::move(made));
+  });
+  // The flight recorder, the timeline and the metrics show operations by the group's name; this
+  // adds the place that its errors name.
+  trace::Operation::note(Core::of(group).member, trace::Kind::Meeting,
+                         {.name = trace::keep(part.place)});
+  return group;
 }
 
 }  // namespace weft::group

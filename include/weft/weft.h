@@ -16,6 +16,7 @@
 #include <weft/functional.h>
 #include <weft/future.h>
 #include <weft/group.h>
+#include <weft/mesh.h>
 #include <weft/objects.h>
 #include <weft/optim.h>
 #include <weft/parallel.h>

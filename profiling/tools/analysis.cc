@@ -34,7 +34,8 @@ constexpr Series kSeries[] = {
     {"collective", ""},
     {"meeting", "monitored_barrier", /*may_be_left_out=*/true},
     {"meeting", "new_group", /*may_be_left_out=*/false, /*waits_for_all=*/false},
-    {"meeting", "split"}};
+    {"meeting", "split"},
+    {"meeting", "Mesh"}};
 
 const Record* find(const View& view, const Series& series, std::uint64_t sequence) {
   for (const Record& record : view.records) {

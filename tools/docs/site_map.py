@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The reference has a topic for each public header, in this order.
 TOPICS = {
     "group": "Process groups",
+    "mesh": "Meshes of ranks",
     "parallel": "Data parallel training",
     "optim": "Optimizers and averaging",
     "checkpoint": "Checkpoints",
@@ -57,7 +58,7 @@ MORE_PAGES = {
 }
 # The navigation's groups of pages. Pages of docs/ that none of them names stand under "More".
 GROUPS = {
-    "Guides": ["index", "start", "data_parallel", "launching", "rpc", "autograd", "backends", "environment", "cuda_graphs", "rdma"],
+    "Guides": ["index", "start", "data_parallel", "large_models", "launching", "rpc", "autograd", "backends", "environment", "cuda_graphs", "rdma"],
     "From PyTorch": ["differences_from_pytorch"],
     "In operation": ["looking_inside", "errors", "faults", "benchmarks"],
     "Inside": ["architecture", "tour", "thread_model", "cuda_notes", "wire", "adding_a_transport", "decisions", "glossary"],

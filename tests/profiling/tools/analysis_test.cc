@@ -69,7 +69,7 @@ Record meeting(const std::string& name, std::uint64_t number, const std::string&
 }
 
 TEST(Analysis, NamesRanksMissingAtAMeeting) {
-  for (const char* name : {"monitored_barrier", "new_group", "split"}) {
+  for (const char* name : {"monitored_barrier", "new_group", "split", "Mesh"}) {
     Dumps dumps = job(3);
     auto& views = dumps.groups[0].views;
     // Each kind of operation has its own numbers.

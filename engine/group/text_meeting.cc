@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+
+#include <weft/base/log.h>
+#include <weft/base/make_error.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/group/store_meeting.h>
+#include <weft/engine/group/text_meeting.h>
+#include <weft/engine/store/backoff.h>
+
+namespace weft::group {
+
+namespace {
+
+constexpr auto kMoment = std::chrono::seconds(2);
+
+Core& ready(const ProcessGroup& group) {
+  Core& core = Core::of(group);
+  core.operations.throw_if_refused();
+  return core;
+}
+
+}  // namespace
+
+TextMeeting::TextMeeting(Core& core, const char* call, int number)
+    : core_(core),
+      call_(call),
+      number_(number),
+      base_(std::string(call) + "/" + std::to_string(number) + "/") {}
+
+TextMeeting::TextMeeting(const ProcessGroup& group, const char* call)
+    : TextMeeting(ready(group), call, Core::of(group).numbers.next(call)) {}
+
+void TextMeeting::give(const std::string& text) {
+  core_.bootstrap->set(base_ + std::to_string(core_.options.rank), to_bytes(text));
+}
+
+std::vector<std::string> TextMeeting::texts() {
+  const CoreOptions& options = core_.options;
+  const Deadline deadline = Deadline::in(options.timeout);
+  StoreMeeting meeting(options, *core_.bootstrap, *core_.ledger, core_.failure, base_,
+                       std::string(call_) + " #" + std::to_string(number_));
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < options.size; ++rank) {
+    try {
+      texts.push_back(to_text(meeting.store().get(base_ + std::to_string(rank), deadline)));
+    } catch (const Error& error) {
+      if (error.blame() != Blame::Timeout) throw;
+      throw Error(Blame::Timeout, std::string(call_) + " " + options.place() + ": rank " +
+                                      std::to_string(rank) + " did not call it within " +
+                                      describe(options.timeout))
+          .with_ranks({rank});
+    }
+  }
+  return texts;
+}
+
+std::vector<std::string> TextMeeting::meet() {
+  return recorded(core_.member, call_, static_cast<std::uint64_t>(number_), core_.options.place(),
+                  [this] {
+                    std::vector<std::string> all;
+                    core_.failure.by_the_store([&] { all = texts(); });
+                    return all;
+                  });
+}
+
+void TextMeeting::await_readers() noexcept {
+  try {
+    const std::string key = base_ + "read";
+    const Deadline deadline = Deadline::in(kMoment);
+    long readers = core_.bootstrap->add(key, 1);
+    for (Backoff pause; readers < core_.options.size && !deadline.passed(); pause.wait(deadline))
+      readers = core_.bootstrap->add(key, 0);
+  } catch (const std::exception& error) {
+    log::debug("the other ranks may have ended: " + std::string(error.what()));
+  }
+}
+
+}  // namespace weft::group
