@@ -38,6 +38,22 @@ Error named(const Error& error, const std::string& what, bool place) {
   return error.with_text(what + where + ": " + std::string(why));
 }
 
+namespace {
+
+// Adds this rank's place in its mesh to the place that a backend names, "group 'x' (shm, rank 0 of
+// 2)".
+Error with_place_in_mesh(const Error& error, const CoreOptions& options) {
+  const std::string& text = error.text();
+  const std::string group = "group '" + options.name + "' (";
+  const auto begin = text.find(group);
+  const auto end = begin == std::string::npos ? begin : text.find(')', begin + group.size());
+  const bool has_it = text.find(options.place_in_mesh) != std::string::npos;
+  if (has_it || end == std::string::npos) return error;
+  return error.with_text(text.substr(0, end) + ", " + options.place_in_mesh + text.substr(end));
+}
+
+}  // namespace
+
 WorkState::~WorkState() {
   if (seen || !core || core->made_in.is_inherited()) return;
   // Nobody will look at the Work any more, so an error, now or later, surfaces on the group.
@@ -72,7 +88,8 @@ std::optional<Error> WorkState::error() const {
 Error WorkState::told(const Error& error) const {
   const std::string what = wait.what();
   const Error said = named(error, what);
-  if (said.text().find("group '" + core->options.name + "' (") != std::string::npos) return said;
+  if (said.text().find("group '" + core->options.name + "' (") != std::string::npos)
+    return with_place_in_mesh(said, core->options);
   return said.with_text(what + " " + core->options.place() + said.text().substr(what.size()));
 }
 

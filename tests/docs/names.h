@@ -45,6 +45,11 @@ void train(weft::DistributedDataParallel<torch::nn::SequentialImpl>& ddp,
            int& epoch);
 }  // namespace docs::data_parallel
 
+namespace docs::large_models {
+extern weft::ProcessGroup& group;
+extern at::Tensor tensor;
+}  // namespace docs::large_models
+
 namespace docs::rpc {
 namespace rpc = weft::rpc;
 extern rpc::Agent& agent;

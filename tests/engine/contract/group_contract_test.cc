@@ -199,6 +199,24 @@ TEST_P(GroupContract, DataParallelWorksAsSpecified) {
   });
 }
 
+TEST_P(GroupContract, MeshesWorkAsSpecified) {
+  run([](ProcessGroup group) {
+    Mesh mesh(group, {{"replicate", 1}, {"shard", -1}});
+    const auto sum = torch::full({2}, group.rank() + 1.0);
+    mesh["shard"].all_reduce(sum).wait();
+    EXPECT_EQ(sum[1].item<double>(), 3);
+    EXPECT_EQ(mesh.size("replicate"), 1);
+    EXPECT_EQ(mesh.coordinate("shard"), group.rank());
+    Mesh rows = mesh.slice({"shard"});
+    EXPECT_EQ(rows.group().size(), 2);
+    EXPECT_EQ(mesh.flatten({"replicate", "shard"}).size(), 2);
+    EXPECT_EQ(mesh.group().size(), 2);
+    EXPECT_THROW(mesh["tensor"], Error);
+    const std::vector<MeshAxis> axes{{"shard", 3}};
+    EXPECT_THROW(Mesh(group, axes), Error);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Cpu, GroupContract, testing::Values("gloo", "tcp", "shm"),
                          [](const auto& one) { return one.param; });
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -154,15 +156,6 @@ TEST_P(Meshes, AxesRefusedOnOneRankAreToldToAll) {
   });
 }
 
-TEST_P(Meshes, AbsentRankIsNamed) {
-  on_ranks(3, [](ProcessGroup& group) {
-    if (group.rank() == 2) return;
-    const Error error = error_of([&] { Mesh(group, {{"a", 3}}); });
-    EXPECT_EQ(error.blame(), Blame::PeerLost);
-    EXPECT_THAT(error.text(), HasSubstr("rank 2 has left group"));
-  });
-}
-
 TEST_P(Meshes, PlacesAreInErrorsAndInTheFlightRecorder) {
   on_ranks(4, [](ProcessGroup& group) {
     const Mesh mesh(group, {{"replicate", 2}, {"shard", 2}});
@@ -188,7 +181,9 @@ TEST_P(Meshes, FailureOfOneRowLeavesTheOthers) {
     harness::meet(group);
     if (group.rank() == 0) mesh["shard"].abort("over");
     if (group.rank() == 1) {
-      EXPECT_EQ(error_of([&] { mesh["shard"].barrier().wait(); }).blame(), Blame::Cancelled);
+      const Error error = error_of([&] { mesh["shard"].barrier().wait(); });
+      EXPECT_EQ(error.blame(), Blame::Cancelled);
+      EXPECT_THAT(error.text(), HasSubstr("rank 1 of 2, shard[1] of replicate[0])"));
     }
     harness::meet(group);
     if (group.rank() >= 2) {
@@ -219,6 +214,47 @@ TEST(MeshOfRanks, UnknownAxesAreRefusedWithTheKnown) {
     expect_refused([&] { mesh.flatten({"x"}); }, "there is no axis 'x'");
     expect_refused([&] { mesh.flatten({"b", "b"}); }, "flatten: axis 'b' is named twice");
   });
+}
+
+TEST(MeshOfRanks, AbsentRankIsNamed) {
+  harness::run_ranks(As::Threads, 3, [](ProcessGroup& group) {
+    if (group.rank() == 2) return;
+    const Error error = error_of([&] { Mesh(group, {{"a", 3}}); });
+    EXPECT_EQ(error.blame(), Blame::PeerLost);
+    EXPECT_THAT(error.text(), HasSubstr("rank 2 has left group"));
+  });
+}
+
+TEST(MeshOfRanks, RankThatNeverComesIsATimeout) {
+  harness::run_ranks(As::Threads, 2,
+                     [](ProcessGroup& group) {
+                       if (group.rank() == 0) {
+                         const Error error = error_of([&] { Mesh(group, {{"a", 2}}); });
+                         EXPECT_EQ(error.blame(), Blame::Timeout);
+                         EXPECT_THAT(error.text(),
+                                     HasSubstr("Mesh on group 'default' (rank 0 of 2): rank 1 did "
+                                               "not call it within 400 ms"));
+                         EXPECT_THAT(error.ranks(), ElementsAre(1));
+                         group.store()->set("over", std::string("yes"));
+                       } else {
+                         group.store()->wait({"over"});
+                       }
+                     },
+                     {.timeout = std::chrono::milliseconds(400)});
+}
+
+// As a program whose first rank ends by the error that it gets, and with it the store.
+TEST(MeshOfRanks, HostOfTheStoreWaitsUntilItsErrorIsRead) {
+  harness::Processes ranks(2, [](int rank) {
+    auto group = init_process_group({.device = c10::Device(c10::kCPU)});
+    harness::Processes::say("joined");
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it comes later
+    const Error error = error_of([&] { Mesh(group, {{"a", rank == 0 ? 3 : 2}}); });
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    EXPECT_THAT(error.text(), HasSubstr("a (3) make 3 ranks, and the group has 2"));
+    if (rank == 0) std::quick_exit(testing::Test::HasFailure() ? 1 : 0);
+  });
+  ranks.expect_success();
 }
 
 TEST(MeshOfRanks, NeedsAGroup) {
