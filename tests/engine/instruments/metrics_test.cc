@@ -24,6 +24,7 @@
 #include <weft/base/error.h>
 #include <weft/engine/instruments/metrics.h>
 #include <weft/engine/launch/process.h>
+#include <weft/mesh.h>
 #include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/operation.h>
@@ -178,6 +179,17 @@ TEST(Metrics, CountErrorsByBlame) {
   EXPECT_EQ(value_of(R"(weft_errors_total{rank="5",blame="Timeout",kind="served"})"), 3);
   EXPECT_EQ(value_of(R"(weft_errors_total{rank="5",blame="Remote",kind="served"})"), 1);
   EXPECT_EQ(value_of(R"(weft_errors_total{rank="5",blame="Busy",kind="served"})"), -1);
+}
+
+TEST(Metrics, ShowPlacesInAMesh) {
+  serve();
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup& group) {
+    const Mesh mesh(group, {{"replicate", 1}, {"shard", 2}});
+  });
+  for (const std::string place : {"shard[0] of replicate[0]", "shard[1] of replicate[0]"}) {
+    EXPECT_EQ(value_of("weft_operations_total{rank=\"5\",kind=\"meeting\",name=\"" + place + "\"}"),
+              1);
+  }
 }
 
 // Maps each bucket's limit in seconds to the number of operations of that kind that took no longer.
