@@ -12,7 +12,7 @@ namespace weft {
 namespace {
 
 std::shared_ptr<autograd::Context> begin(const rpc::Agent& agent) {
-  const auto& core = rpc::detail::CoreCalls::of(agent);
+  const auto& core = call::detail::CoreCalls::of(agent);
   core->lifetime().require_open();
   if (const auto context = autograd::current_context()) {
     throw Error(Blame::Caller, "AutogradContext: this thread is inside autograd context " +
@@ -25,12 +25,12 @@ std::shared_ptr<autograd::Context> begin(const rpc::Agent& agent) {
 }  // namespace
 
 AutogradContext::AutogradContext(const rpc::Agent& agent)
-    : core_(rpc::detail::CoreCalls::of(agent)), context_(begin(agent)) {
+    : core_(call::detail::CoreCalls::of(agent)), context_(begin(agent)) {
   scope_.emplace(std::make_shared<autograd::AutogradExecutionContext>(
       weft::detail::execution_context(), context_));
 }
 
-AutogradContext::AutogradContext(std::shared_ptr<rpc::AgentCore> core,
+AutogradContext::AutogradContext(std::shared_ptr<call::AgentCore> core,
                                  std::shared_ptr<autograd::Context> context)
     : core_(std::move(core)), context_(std::move(context)) {}
 

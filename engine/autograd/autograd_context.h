@@ -25,8 +25,10 @@ namespace weft {
 
 namespace rpc {
 class Agent;
+}
+namespace call {
 class AgentCore;
-}  // namespace rpc
+}
 namespace autograd {
 class Context;
 }
@@ -89,12 +91,13 @@ class WEFT_API AutogradContext {
   void release();
 
   // For Weft's own use.
-  const std::shared_ptr<rpc::AgentCore>& core() const { return core_; }
+  const std::shared_ptr<call::AgentCore>& core() const { return core_; }
   const std::shared_ptr<autograd::Context>& shared() const { return context_; }
 
  private:
-  AutogradContext(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<autograd::Context> context);
-  const std::shared_ptr<rpc::AgentCore> core_;
+  AutogradContext(std::shared_ptr<call::AgentCore> core,
+                  std::shared_ptr<autograd::Context> context);
+  const std::shared_ptr<call::AgentCore> core_;
   const std::shared_ptr<autograd::Context> context_;
   std::optional<weft::detail::ExecutionContextScope> scope_;  // of the thread that began it
 };

@@ -77,7 +77,7 @@ void start(const std::shared_ptr<Context>& context, Pass& pass, Roots& roots) {
 }
 
 // Exact: asks which messages lead to the roots, and starts the pass once that is known.
-void start_planned(const std::shared_ptr<rpc::AgentCore>& core,
+void start_planned(const std::shared_ptr<call::AgentCore>& core,
                    const std::shared_ptr<Context>& context, const std::shared_ptr<Pass>& pass,
                    const std::shared_ptr<Roots>& roots) {
   std::vector<Node*> nodes;
@@ -101,7 +101,7 @@ void start_planned(const std::shared_ptr<rpc::AgentCore>& core,
 }
 
 // Begins a pass. After the checks, every error fails the pass.
-std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core,
+std::shared_ptr<Pass> begun(const std::shared_ptr<call::AgentCore>& core,
                             const std::shared_ptr<Context>& context,
                             const std::vector<at::Tensor>& given, const BackwardOptions& options) {
   core->lifetime().require_open();
@@ -132,7 +132,7 @@ std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core,
 // Converts the pass's outcome into the user's future. A thread that blocks on it, or on its
 // continuations, drives the agent's event loop.
 Future<void> ended(const std::shared_ptr<Pass>& pass,
-                   const std::shared_ptr<rpc::ThreadPool>& executor) {
+                   const std::shared_ptr<call::ThreadPool>& executor) {
   const Promise<void> promise(executor);
   pass->ending().outcome().on_done_light([promise, pass](const Future<Outcome>& one) {
     if (const auto error = one.error()) return promise.set_error(error);
@@ -146,12 +146,12 @@ Future<void> ended(const std::shared_ptr<Pass>& pass,
 
 }  // namespace
 
-void backward(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+void backward(const std::shared_ptr<call::AgentCore>& core, const std::shared_ptr<Context>& context,
               const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
   ended(begun(core, context, roots, options), core->thread_pool()).get();
 }
 
-Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core,
+Future<void> backward_async(const std::shared_ptr<call::AgentCore>& core,
                             const std::shared_ptr<Context>& context,
                             const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
   const auto pass = begun(core, context, roots, options);

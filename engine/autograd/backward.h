@@ -10,9 +10,9 @@
 namespace weft::autograd {
 
 // See AutogradContext's functions of the same names.
-void backward(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+void backward(const std::shared_ptr<call::AgentCore>& core, const std::shared_ptr<Context>& context,
               const std::vector<at::Tensor>& roots, const BackwardOptions& options);
-Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core,
+Future<void> backward_async(const std::shared_ptr<call::AgentCore>& core,
                             const std::shared_ptr<Context>& context,
                             const std::vector<at::Tensor>& roots, const BackwardOptions& options);
 

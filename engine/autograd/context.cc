@@ -18,11 +18,11 @@ Outcome outcome_of(const std::exception_ptr& error) {
   } catch (const Error& caught) {
     return Outcome(caught);
   } catch (...) {
-    return {static_cast<int>(Blame::Remote), rpc::text_of(error)};
+    return {static_cast<int>(Blame::Remote), call::text_of(error)};
   }
 }
 
-Context::Context(rpc::AgentCore& core, ContextId id, std::uint64_t steps)
+Context::Context(call::AgentCore& core, ContextId id, std::uint64_t steps)
     : core_(core),
       id_(id),
       steps_before_(steps),
@@ -30,7 +30,7 @@ Context::Context(rpc::AgentCore& core, ContextId id, std::uint64_t steps)
       failed_passes_(recording_, core.self().rank),
       passes_(*this, core.self().rank) {}
 
-std::shared_ptr<rpc::AgentCore> Context::core() const { return core_.shared_from_this(); }
+std::shared_ptr<call::AgentCore> Context::core() const { return core_.shared_from_this(); }
 
 codec::AttachGradient Context::receiver(const MessageId& message, const rpc::WorkerInfo& from) {
   auto recv = std::make_shared<NodePtr<RecvNode>>();

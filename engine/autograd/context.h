@@ -20,7 +20,7 @@
 #include <weft/engine/call/extension.h>
 #include <weft/engine/codec/tensors.h>
 
-namespace weft::rpc {
+namespace weft::call {
 class AgentCore;
 }
 
@@ -33,15 +33,15 @@ std::string to_text(ContextId id);
 // around it.
 Outcome outcome_of(const std::exception_ptr& error);
 
-class Context final : public rpc::CallContext, public std::enable_shared_from_this<Context> {
+class Context final : public call::CallContext, public std::enable_shared_from_this<Context> {
  public:
   // `steps`: the number of optimizer steps on this worker so far.
-  Context(rpc::AgentCore& core, ContextId id, std::uint64_t steps = 0);
+  Context(call::AgentCore& core, ContextId id, std::uint64_t steps = 0);
   ContextId id() const override { return id_; }
-  std::shared_ptr<rpc::AgentCore> core() const;
+  std::shared_ptr<call::AgentCore> core() const;
   // The rank of the worker that made it.
   int owner() const { return owner_of(id_); }
-  bool belongs_to(const rpc::AgentCore& core) const { return &core_ == &core; }
+  bool belongs_to(const call::AgentCore& core) const { return &core_ == &core; }
 
   Recording& recording() { return recording_; }
   FailedPasses& failed_passes() { return failed_passes_; }
@@ -68,7 +68,7 @@ class Context final : public rpc::CallContext, public std::enable_shared_from_th
  private:
   static int owner_of(ContextId id) { return static_cast<int>(id >> 48); }
 
-  rpc::AgentCore& core_;
+  call::AgentCore& core_;
   const ContextId id_;
   const std::uint64_t steps_before_;  // before the context came here
   std::atomic<bool> released_{false};

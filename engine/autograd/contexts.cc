@@ -12,7 +12,7 @@ namespace weft::autograd {
 Contexts::~Contexts() = default;
 
 std::uint64_t Contexts::next_id() {
-  return rpc::number_of(core_.self().rank, core_.identity().first_id() + next_++);
+  return call::number_of(core_.self().rank, core_.identity().first_id() + next_++);
 }
 
 PassId Contexts::next_pass() { return next_id(); }
@@ -24,7 +24,7 @@ std::shared_ptr<Context> Contexts::make() {
   return context;
 }
 
-std::shared_ptr<rpc::CallContext> Contexts::arrived(ContextId id, int from) {
+std::shared_ptr<call::CallContext> Contexts::arrived(ContextId id, int from) {
   std::shared_ptr<Context> context;
   {
     MutexLock lock(mutex_);
@@ -107,7 +107,7 @@ void Contexts::worker_lost(int rank, std::optional<std::uint16_t> successor) {
   const std::string why = core_.connections().name_of(rank) + " is lost";
   std::set<int> owners;  // they would have told the lost worker, which would have told us
   for (const auto& context : all()) {
-    const rpc::WorkerGeneration owner = rpc::made_by(context->id());
+    const call::WorkerGeneration owner = call::made_by(context->id());
     if (owner.rank == rank && successor && !owner.is_before(*successor)) continue;
     const bool took_part = context->recording().worker_lost(rank);
     if (took_part) {
@@ -140,7 +140,7 @@ bool Contexts::has_ended(ContextId id) const {
   return buried_.contains(id);
 }
 
-std::shared_ptr<rpc::CallContext> Contexts::current() const {
+std::shared_ptr<call::CallContext> Contexts::current() const {
   auto context = current_context();
   return context && context->belongs_to(core_) ? context : nullptr;
 }
@@ -156,7 +156,7 @@ void Contexts::note_computed(const at::Tensor& result, const std::string& worker
   warn_where_gradients_end(result, worker, function);
 }
 
-rpc::ContextExtension::IsComputed Contexts::is_computed() const { return &autograd::is_computed; }
+call::ContextExtension::IsComputed Contexts::is_computed() const { return &autograd::is_computed; }
 
 void Contexts::count(rpc::DebugInfo& info) const {
   for (const auto& context : all()) {
@@ -165,7 +165,7 @@ void Contexts::count(rpc::DebugInfo& info) const {
   }
 }
 
-Contexts& contexts_of(rpc::AgentCore& core) {
+Contexts& contexts_of(call::AgentCore& core) {
   return static_cast<Contexts&>(core.extensions().contexts());
 }
 

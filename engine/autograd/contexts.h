@@ -17,7 +17,7 @@
 #include <weft/engine/autograd/ids.h>
 #include <weft/engine/call/extension.h>
 
-namespace weft::rpc {
+namespace weft::call {
 class AgentCore;
 }
 
@@ -25,9 +25,9 @@ namespace weft::autograd {
 
 class Context;
 
-class Contexts final : public rpc::ContextExtension {
+class Contexts final : public call::ContextExtension {
  public:
-  explicit Contexts(rpc::AgentCore& core) : core_(core) {}
+  explicit Contexts(call::AgentCore& core) : core_(core) {}
   ~Contexts() override;
 
   // Makes a new context of this worker.
@@ -35,7 +35,7 @@ class Contexts final : public rpc::ContextExtension {
   PassId next_pass();
   // Called when a call made in that context has arrived from rank `from`. Null if the context has
   // been released.
-  std::shared_ptr<rpc::CallContext> arrived(ContextId id, int from) override;
+  std::shared_ptr<call::CallContext> arrived(ContextId id, int from) override;
   // Null if it is not known here.
   std::shared_ptr<Context> find(ContextId id) const;
   // True if the context was known here, or another worker named it, and it has ended.
@@ -68,7 +68,7 @@ class Contexts final : public rpc::ContextExtension {
   // step number `since`; nullopt otherwise.
   std::optional<ContextId> stepped_by_other(ContextId id, std::uint64_t since) const;
 
-  std::shared_ptr<rpc::CallContext> current() const override;
+  std::shared_ptr<call::CallContext> current() const override;
   bool records_calls() const override;
   void tell_ended(int worker, ContextId context) override;
   void note_computed(const at::Tensor& result, const std::string& worker,
@@ -81,7 +81,7 @@ class Contexts final : public rpc::ContextExtension {
   std::vector<std::shared_ptr<Context>> all() const;
   static constexpr std::size_t kMostBurials = 1 << 16;
 
-  rpc::AgentCore& core_;
+  call::AgentCore& core_;
   std::atomic<std::uint64_t> next_{1};
   Steps steps_;
   mutable Mutex mutex_;
@@ -99,6 +99,6 @@ class Contexts final : public rpc::ContextExtension {
 };
 
 // The agent's own.
-Contexts& contexts_of(rpc::AgentCore& core);
+Contexts& contexts_of(call::AgentCore& core);
 
 }  // namespace weft::autograd

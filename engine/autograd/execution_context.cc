@@ -18,7 +18,8 @@ std::shared_ptr<Context> current_context() {
   std::shared_ptr<Context> context;
   if (const auto* own = dynamic_cast<const AutogradExecutionContext*>(execution_context)) {
     context = own->context();
-  } else if (const auto* call = dynamic_cast<const rpc::CallExecutionContext*>(execution_context)) {
+  } else if (const auto* call =
+                 dynamic_cast<const call::CallExecutionContext*>(execution_context)) {
     context = std::static_pointer_cast<Context>(call->call().context);
   }
   return context && !context->released() ? context : nullptr;
@@ -26,7 +27,7 @@ std::shared_ptr<Context> current_context() {
 
 bool records_calls() {
   const auto* call =
-      dynamic_cast<const rpc::CallExecutionContext*>(weft::detail::execution_context().get());
+      dynamic_cast<const call::CallExecutionContext*>(weft::detail::execution_context().get());
   return c10::GradMode::is_enabled() && (call == nullptr || !call->call().no_grad);
 }
 

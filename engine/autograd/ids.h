@@ -19,10 +19,10 @@ using PassId = std::uint64_t;
 inline int root_of(PassId pass) { return static_cast<int>(pass >> 48); }
 
 // One message whose tensors gradients flow through.
-using rpc::MessageId;
+using call::MessageId;
 
 // How a pass ended. All workers of a failed pass get the same outcome.
-using rpc::Outcome;
+using call::Outcome;
 
 // The greatest number of failed passes that a message names.
 constexpr std::size_t kMostNamed = 256;

@@ -23,15 +23,15 @@ std::chrono::milliseconds limit_of(Deadline deadline) {
                              : std::max(deadline.remaining(), std::chrono::milliseconds(1));
 }
 
-rpc::CallOptions call_options(int to, rpc::MessageKind kind, Deadline deadline) {
+call::CallOptions call_options(int to, rpc::MessageKind kind, Deadline deadline) {
   return {.to = to, .limit = limit_of(deadline), .kind = kind};
 }
 
 template <auto F>
-auto send(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind kind,
-          Deadline deadline, typename rpc::detail::FunctionBody<F>::Arguments arguments) {
-  return rpc::call<rpc::detail::FunctionBody<F>>(core, call_options(to, kind, deadline),
-                                                 std::move(arguments));
+auto send(const std::shared_ptr<call::AgentCore>& core, int to, rpc::MessageKind kind,
+          Deadline deadline, typename call::detail::FunctionBody<F>::Arguments arguments) {
+  return call::issue<call::detail::FunctionBody<F>>(core, call_options(to, kind, deadline),
+                                                    std::move(arguments));
 }
 
 // Decrements `count` unless it is zero; true if this made it zero.
@@ -47,7 +47,7 @@ constexpr auto kCleanUpPause = std::chrono::seconds(1);
 
 // Ends the context on all workers in place of a lost one: it would have told other workers, which
 // are not known here.
-void clean_up_behind(const std::shared_ptr<rpc::AgentCore>& core, int lost, ContextId context) {
+void clean_up_behind(const std::shared_ptr<call::AgentCore>& core, int lost, ContextId context) {
   try {
     for (const auto& worker : core->directory().workers()) {
       if (worker.rank == lost || worker == core->self()) continue;
@@ -60,19 +60,19 @@ void clean_up_behind(const std::shared_ptr<rpc::AgentCore>& core, int lost, Cont
   }
 }
 
-Future<void> tell_failed(const std::shared_ptr<rpc::AgentCore>& core, int rank,
+Future<void> tell_failed(const std::shared_ptr<call::AgentCore>& core, int rank,
                          const PassName& name, const Outcome& why) {
   return rref::control<&internal::pass_failed>(core, rank, rpc::MessageKind::Backward, {name, why},
                                                {.on_loop = false});
 }
 
-bool is_gone(rpc::AgentCore& core, int rank, const std::exception_ptr& error) {
-  return rpc::is_not_there(error) || core.liveness().is_lost(rank);
+bool is_gone(call::AgentCore& core, int rank, const std::exception_ptr& error) {
+  return call::is_not_there(error) || core.liveness().is_lost(rank);
 }
 
 // Tells all other workers in place of a lost one, as clean_up_behind() does: they may have
 // succeeded.
-void tell_failed_behind(const std::shared_ptr<rpc::AgentCore>& core,
+void tell_failed_behind(const std::shared_ptr<call::AgentCore>& core,
                         const std::shared_ptr<Context>& context, int lost, const PassName& name,
                         const Outcome& why) {
   std::set<int> others;
@@ -93,7 +93,7 @@ void tell_failed_behind(const std::shared_ptr<rpc::AgentCore>& core,
   }
 }
 
-Future<Outcome> released_on(const rpc::AgentCore& core, ContextId context) {
+Future<Outcome> released_on(const call::AgentCore& core, ContextId context) {
   return Future<Outcome>::ready({static_cast<int>(Blame::Cancelled),
                                  "backward in context " + to_text(context) + ": " +
                                      describe(core.self()) + " has released the context"});
@@ -105,7 +105,7 @@ namespace internal {
 
 // Runs the nodes that the gradients make ready, on the thread pool.
 Future<Outcome> gradient(GradientMessage message) {
-  const rpc::CallExecutionContext& here = rpc::current_call("gradient()");
+  const call::CallExecutionContext& here = call::current_call("gradient()");
   const auto core = here.core();
   const auto context = contexts_of(*core).find(message.name.context);
   if (!context) return released_on(*core, message.name.context);
@@ -136,14 +136,14 @@ Future<Outcome> gradient(GradientMessage message) {
 Future<void> pass_failed(PassName name, Outcome why) {
   if (!why.failed())
     throw Error(Blame::Protocol, "the peer says that a pass has failed, but not with which error");
-  const auto core = rpc::current_call("pass_failed()").core();
+  const auto core = call::current_call("pass_failed()").core();
   const auto context = contexts_of(*core).find(name.context);
   if (!context || !context->passes().failed(name, why)) return Future<void>::ready();
   return messages::end_pass(core, context, name, why);
 }
 
 Future<Outcome> reach(PassName name, std::vector<MessageId> reached) {
-  const rpc::CallExecutionContext& here = rpc::current_call("reach()");
+  const call::CallExecutionContext& here = call::current_call("reach()");
   const auto core = here.core();
   const auto context = contexts_of(*core).find(name.context);
   if (!context) return released_on(*core, name.context);
@@ -162,7 +162,7 @@ Future<Outcome> reach(PassName name, std::vector<MessageId> reached) {
 }
 
 void clean_up(ContextId context) {
-  const rpc::CallExecutionContext& here = rpc::current_call("clean_up()");
+  const call::CallExecutionContext& here = call::current_call("clean_up()");
   const auto core = here.core();
   // On the thread pool, because a context may take long to destroy.
   core->thread_pool()->run(Task([core, context, from = here.call().caller] {
@@ -175,16 +175,17 @@ void clean_up(ContextId context) {
 
 namespace messages {
 
-Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int to,
+Future<Outcome> send_gradient(const std::shared_ptr<call::AgentCore>& core, int to,
                               GradientMessage message, Deadline deadline) {
   auto way = call_options(to, rpc::MessageKind::Gradient, deadline);
   // Sends the gradients to the devices that the tensors came from: by the inverse of the device map
   // for a call's tensors, by the map itself for a reply's.
   way.back = message.message.caller == to;
-  return rpc::call<rpc::detail::FunctionBody<&internal::gradient>>(core, way, {std::move(message)});
+  return call::issue<call::detail::FunctionBody<&internal::gradient>>(core, way,
+                                                                      {std::move(message)});
 }
 
-Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core,
+Future<void> end_pass(const std::shared_ptr<call::AgentCore>& core,
                       const std::shared_ptr<Context>& context, const PassName& name,
                       const Outcome& why) {
   const weft::detail::ExecutionContextScope outside(nullptr);
@@ -217,7 +218,7 @@ Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core,
   return when_all(std::move(told));
 }
 
-void hear_failed(const std::shared_ptr<rpc::AgentCore>& core,
+void hear_failed(const std::shared_ptr<call::AgentCore>& core,
                  const std::shared_ptr<Context>& context, const std::vector<PassId>& failed) {
   if (failed.size() > kMostNamed)
     throw Error(Blame::Protocol, "the peer names " + std::to_string(failed.size()) +
@@ -233,7 +234,7 @@ void hear_failed(const std::shared_ptr<rpc::AgentCore>& core,
   }
 }
 
-Future<Outcome> reach(const std::shared_ptr<rpc::AgentCore>& core,
+Future<Outcome> reach(const std::shared_ptr<call::AgentCore>& core,
                       const std::shared_ptr<Context>& context, const PassName& name,
                       const std::vector<Node*>& nodes, Deadline deadline) {
   const weft::detail::ExecutionContextScope outside(nullptr);
@@ -265,7 +266,7 @@ Future<Outcome> reach(const std::shared_ptr<rpc::AgentCore>& core,
   return all.future();
 }
 
-void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId context) {
+void clean_up(const std::shared_ptr<call::AgentCore>& core, int to, ContextId context) {
   const weft::detail::ExecutionContextScope outside(nullptr);
   const auto behind = [core, to, context] {
     if (!core->closed())

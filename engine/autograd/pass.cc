@@ -58,7 +58,7 @@ class Running {
 
 }  // namespace
 
-Pass::Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> context, PassName name,
+Pass::Pass(std::shared_ptr<call::AgentCore> core, std::shared_ptr<Context> context, PassName name,
            std::uint64_t order, Deadline deadline)
     : core_(std::move(core)),
       context_(std::move(context)),

@@ -34,7 +34,7 @@ namespace weft::autograd {
 
 class Pass : public std::enable_shared_from_this<Pass> {
  public:
-  Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> context, PassName name,
+  Pass(std::shared_ptr<call::AgentCore> core, std::shared_ptr<Context> context, PassName name,
        std::uint64_t order, Deadline deadline);
   const std::shared_ptr<Context>& context() const { return context_; }
   const PassName& name() const { return name_; }
@@ -76,7 +76,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   void expire();
   void set_started();
 
-  const std::shared_ptr<rpc::AgentCore> core_;
+  const std::shared_ptr<call::AgentCore> core_;
   const std::shared_ptr<Context> context_;
   const PassName name_;
   const std::uint64_t order_;

@@ -10,7 +10,7 @@
 
 namespace weft::autograd {
 
-Passes::Joined Passes::join(const std::shared_ptr<rpc::AgentCore>& core, const PassName& name,
+Passes::Joined Passes::join(const std::shared_ptr<call::AgentCore>& core, const PassName& name,
                             Deadline deadline) {
   MutexLock lock(mutex_);
   if (const Outcome* ended = ended_.find(name.pass)) return {nullptr, *ended};
@@ -41,7 +41,7 @@ Passes::Joined Passes::join(const std::shared_ptr<rpc::AgentCore>& core, const P
   return {pass, {}};
 }
 
-std::shared_ptr<Pass> Passes::begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name,
+std::shared_ptr<Pass> Passes::begin(const std::shared_ptr<call::AgentCore>& core, PassName name,
                                     bool makes_plan, Deadline deadline) {
   MutexLock lock(mutex_);
   if (closed_) {

@@ -26,7 +26,7 @@
 #include <weft/engine/autograd/recording.h>
 #include <weft/engine/future/future.h>
 
-namespace weft::rpc {
+namespace weft::call {
 class AgentCore;
 }
 
@@ -45,11 +45,12 @@ class Passes {
     Outcome outcome;             // if the pass has ended
   };
   // Returns the pass of that name, in which this worker takes part; begins it if it is new here.
-  Joined join(const std::shared_ptr<rpc::AgentCore>& core, const PassName& name, Deadline deadline);
+  Joined join(const std::shared_ptr<call::AgentCore>& core, const PassName& name,
+              Deadline deadline);
   // Begins a pass of this worker, before any of its messages can come. Sets the pass's number, the
   // number of the oldest unsettled pass, and, if it makes a plan, the plan's number in its name.
   // Throws Caller after close().
-  std::shared_ptr<Pass> begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name,
+  std::shared_ptr<Pass> begin(const std::shared_ptr<call::AgentCore>& core, PassName name,
                               bool makes_plan, Deadline deadline);
   // Makes the pass count the nodes that it leads to: from all messages, or from those of its plan,
   // which must be complete.

@@ -5,7 +5,7 @@
 #include <weft/engine/call/admission.h>
 #include <weft/engine/call/message.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 Admission::Answer Admission::challenged(const std::string &secret,
                                         const transport::Arrival &arrival) {
@@ -36,4 +36,4 @@ Admission::Answer Admission::challenged(const std::string &secret,
   return result;
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

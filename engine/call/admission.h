@@ -12,7 +12,7 @@
 #include <weft/engine/call/secret.h>
 #include <weft/transport/connection.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class Admission {
  public:
@@ -34,4 +34,4 @@ class Admission {
   bool is_proven_ = false;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

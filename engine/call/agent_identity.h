@@ -10,7 +10,7 @@
 #include <weft/engine/call/types.h>
 #include <weft/profiling/trace/operation.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 struct AgentIdentity {
   WorkerInfo self;                // a rank of -1 stands for any free rank
@@ -24,4 +24,4 @@ struct AgentIdentity {
   std::uint64_t first_id() const { return static_cast<std::uint64_t>(generation) << 32; }
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -8,7 +8,7 @@
 #include <weft/engine/codec/values.h>
 #include <weft/engine/store/store.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -114,4 +114,4 @@ void Follower::follow(State& state) {
   }
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

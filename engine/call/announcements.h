@@ -15,7 +15,7 @@
 #include <weft/engine/call/records.h>
 #include <weft/transport/bootstrap.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 struct Announcement {
   int standing = 0;  // the worker's Standing from now on
@@ -54,4 +54,4 @@ class Follower {
   std::thread thread_;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -7,7 +7,17 @@
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
 
-namespace weft::rpc {
+namespace weft::rpc::internal {
+
+// Describes the progress on this worker of a call that the asking worker made.
+std::string progress_of(std::uint64_t call, bool is_fetch) {
+  const call::CallExecutionContext& here = call::current_call("progress_of()");
+  return here.core()->incoming_calls().progress_of(here.call().caller.rank, call, is_fetch);
+}
+
+}  // namespace weft::rpc::internal
+
+namespace weft::call {
 
 namespace {
 
@@ -30,16 +40,6 @@ std::string printable(std::string text) {
 }
 
 }  // namespace
-
-namespace internal {
-
-// Describes the progress on this worker of a call that the asking worker made.
-std::string progress_of(std::uint64_t call, bool is_fetch) {
-  const CallExecutionContext& here = current_call("progress_of()");
-  return here.core()->incoming_calls().progress_of(here.call().caller.rank, call, is_fetch);
-}
-
-}  // namespace internal
 
 std::optional<AwaitedCall> AwaitedCalls::longest(Milliseconds at_least) const {
   const auto waiting = core_.loop()->waiting_since(Clock::now() - at_least);
@@ -78,8 +78,8 @@ void AwaitedCalls::report() {
 void AwaitedCalls::ask_about(const AwaitedCall& call) {
   try {
     const CallOptions options{call.to, kSign, MessageKind::Shutdown, /*on_loop=*/true};
-    rpc::call<detail::FunctionBody<&internal::progress_of>>(core_.shared_from_this(), options,
-                                                            {call.id, call.is_fetch})
+    issue<detail::FunctionBody<&rpc::internal::progress_of>>(core_.shared_from_this(), options,
+                                                             {call.id, call.is_fetch})
         .on_done_light(
             [self = core_.shared_from_this(), call](const Future<std::string>& answered) {
               self->outgoing_calls().awaited().asks_ = false;
@@ -114,4 +114,4 @@ void AwaitedCalls::say(const AwaitedCall& call, const std::string& what_callee_d
                  : ""));
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

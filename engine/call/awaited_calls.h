@@ -16,7 +16,7 @@
 #include <weft/base/event_loop.h>
 #include <weft/engine/call/pending.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class AgentCore;
 
@@ -41,4 +41,4 @@ class AwaitedCalls {
   EventLoop::Registration looks_;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

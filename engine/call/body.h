@@ -19,7 +19,7 @@
 #include <weft/engine/future/future.h>
 #include <weft/engine/tensor/device_work.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class AgentCore;
 
@@ -138,4 +138,4 @@ template <auto F, bool stays, class... A>
 using RefusalOfCall =
     decltype(about<Tag<F>>(refusal_of_call<NamingOf<F>::function, stays, A...>()));
 }  // namespace detail
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -4,7 +4,7 @@
 #include <weft/engine/call/call_devices.h>
 #include <weft/engine/tensor/tensor.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -78,4 +78,4 @@ Outgoing CallDevices::address(codec::Encoded message, const DeviceMap& map, cons
   return outgoing;
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -14,7 +14,7 @@
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/receive_pool.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 // The direction in which a device map is used.
 enum class Way {
@@ -58,4 +58,4 @@ class CallDevices {
   bool may_block_ = true;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

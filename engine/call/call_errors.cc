@@ -2,7 +2,7 @@
 #include <weft/engine/call/call_errors.h>
 #include <weft/engine/call/core.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -60,4 +60,4 @@ Error gone(AgentCore& core, const Error& why, int rank) {
       .with_ranks({rank});
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

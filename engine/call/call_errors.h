@@ -9,7 +9,7 @@
 #include <weft/engine/call/function.h>
 #include <weft/engine/call/pending.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class AgentCore;
 
@@ -22,4 +22,4 @@ Error left(AgentCore& core, const WaitingCall& call, const std::string& to);
 // The connection to the worker has failed, for that reason.
 Error gone(AgentCore& core, const Error& why, int rank);
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -4,7 +4,7 @@
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace detail {
 
@@ -90,4 +90,4 @@ std::shared_ptr<AgentCore> CoreCalls::current_core(const char* what) {
 }
 }  // namespace detail
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -14,7 +14,7 @@
 #include <weft/engine/call/types.h>
 #include <weft/engine/future/future.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace detail {
 
@@ -176,8 +176,9 @@ Future<R> call_here(const std::shared_ptr<AgentCore>& core, const Function& func
 // Issues a call with its arguments in a tuple of the parameters' types. For a call to this worker
 // itself they are not serialised.
 template <class Body>
-Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core,
-                                   const CallOptions& options, typename Body::Arguments arguments) {
+Future<typename Body::Result> issue(const std::shared_ptr<AgentCore>& core,
+                                    const CallOptions& options,
+                                    typename Body::Arguments arguments) {
   using Arguments = typename Body::Arguments;
   const Function& function = detail::shown(detail::Called<Body>::entered, arguments);
   if (!detail::CoreCalls::is_self(*core, options.to.rank)) {
@@ -189,4 +190,4 @@ Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core,
                                                   Body::first, &Body::run);
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

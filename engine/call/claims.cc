@@ -8,7 +8,7 @@
 #include <weft/engine/call/numbers.h>
 #include <weft/engine/store/store.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -173,7 +173,7 @@ std::optional<WorkerRecord> Claims::holder_of_name(const Bytes& claim) const {
 
 void Claims::oust(const WorkerRecord& holder, const std::string& what, const Ask& ask,
                   Deadline deadline) {
-  const std::string who = describe({holder.name, holder.rank});
+  const std::string who = describe(WorkerInfo{holder.name, holder.rank});
   std::optional<Error> why;
   try {
     if (ask) why = ask(entry_of(holder), deadline);
@@ -229,4 +229,4 @@ bool Claims::declare_lost(int rank, Generation generation, const std::string& wh
   }
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -16,7 +16,7 @@
 #include <weft/engine/call/records.h>
 #include <weft/transport/bootstrap.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class Claims {
  public:
@@ -54,4 +54,4 @@ class Claims {
   transport::Bootstrap::Bytes written_;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

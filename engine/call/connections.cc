@@ -5,7 +5,7 @@
 #include <weft/engine/call/connections.h>
 #include <weft/engine/call/core.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 Connections::Connections(AgentCore& core)
     : core_(core), routes_(core.options().transports), faults_(core, core.options().faults) {}
@@ -86,7 +86,7 @@ std::shared_ptr<Peer> Connections::peer(const Recipient& to) {
     // False if a successor was met before the store's list named it.
     if (!core_.members().meets(entry.worker, entry.generation)) {
       core_.directory().forget_before(to.rank, entry.generation + 1);
-      if (to.generation != kAnyLife || again > 1) throw has_left(to);
+      if (to.generation != kAnyGeneration || again > 1) throw has_left(to);
       continue;
     }
     auto peer = made(std::move(entry));
@@ -255,4 +255,4 @@ Connections::All Connections::take_all() {
   return all;
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -22,7 +22,7 @@
 #include <weft/engine/call/types.h>
 #include <weft/transport/routes.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class AgentCore;
 
@@ -103,4 +103,4 @@ class Connections {
   bool joined_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

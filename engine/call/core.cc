@@ -6,7 +6,7 @@
 #include <weft/engine/call/call_errors.h>
 #include <weft/engine/call/core.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -132,4 +132,4 @@ DebugInfo AgentCore::debug_info() {
   return info;
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -40,12 +40,13 @@
 #include <weft/engine/call/thread_pool.h>
 #include <weft/engine/call/types.h>
 
-namespace weft::rpc {
-
-namespace internal {
+// The functions that agents call on each other. Their names are part of the wire (docs/wire.md).
+namespace weft::rpc::internal {
 // A liveness probe: returns at once.
 void alive();
-}  // namespace internal
+}  // namespace weft::rpc::internal
+
+namespace weft::call {
 
 class AgentCore : public std::enable_shared_from_this<AgentCore> {
  public:
@@ -113,4 +114,4 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   Shutdown shutdown_;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -5,7 +5,7 @@
 #include <weft/base/error.h>
 #include <weft/engine/call/device_maps.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -181,4 +181,4 @@ std::vector<int> gpus_used(const std::string& self, const std::vector<KnownDevic
   return {used.begin(), used.end()};
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

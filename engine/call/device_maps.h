@@ -15,7 +15,7 @@
 
 #include <weft/engine/call/types.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 // One worker's rules for tensors that it sends to another worker. They are one to one.
 class DeviceMap {
@@ -73,4 +73,4 @@ void check_device_maps(const std::vector<KnownDevices>& workers, bool more_may_c
 // in its own maps, and in the other workers' maps for it.
 std::vector<int> gpus_used(const std::string& self, const std::vector<KnownDevices>& workers);
 
-}  // namespace weft::rpc
+}  // namespace weft::call

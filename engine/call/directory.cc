@@ -12,7 +12,7 @@
 #include <weft/engine/store/backoff.h>
 #include <weft/engine/store/store.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -76,7 +76,7 @@ NotThere nobody(const Key& wanted, const Entries& entries) {
 
 // Says how the worker of a record has ended.
 std::string fate(const WorkerRecord& record) {
-  const std::string who = describe({record.name, record.rank});
+  const std::string who = describe(WorkerInfo{record.name, record.rank});
   return record.stands(Standing::Lost) ? who + " is lost: " + record.why : who + " has left";
 }
 
@@ -478,7 +478,7 @@ NotThere Directory::not_there(const Key& wanted, const Entries& entries) {
     rank = wanted.rank;
   } else if constexpr (std::is_same_v<Key, Recipient>) {
     rank = wanted.rank;
-    if (wanted.generation != kAnyLife) return gone(shown(wanted) + " has left");
+    if (wanted.generation != kAnyGeneration) return gone(shown(wanted) + " has left");
   } else {
     rank = wanted;
   }
@@ -508,15 +508,16 @@ auto Directory::look_up(const Key& key, Read read) {
 }
 
 Directory::Entry Directory::find(const Recipient& worker) {
-  bool is_known_by_life = false;
+  bool is_known_by_generation = false;
   {
     MutexLock lock(mutex_);
     const Entry* known = entries_.find(worker.rank);
-    if (known != nullptr && worker.generation != kAnyLife && worker.generation < known->generation)
+    if (known != nullptr && worker.generation != kAnyGeneration &&
+        worker.generation < known->generation)
       throw has_left(worker);
-    is_known_by_life = !size_ && worker.generation != kAnyLife && known == nullptr;
+    is_known_by_generation = !size_ && worker.generation != kAnyGeneration && known == nullptr;
   }
-  if (is_known_by_life) {
+  if (is_known_by_generation) {
     if (auto found = find_again(worker)) return *std::move(found);
   }
   return look_up(worker, [](const Entry& entry) { return entry; });
@@ -599,4 +600,4 @@ std::vector<WorkerInfo> Directory::workers() {
   return all;
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

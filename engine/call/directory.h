@@ -21,7 +21,7 @@
 #include <weft/transport/bootstrap.h>
 #include <weft/transport/routes.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 // Throws Caller if a name is empty, too long, or contains characters that names must not have.
 void check_name(const std::string& name);
@@ -160,4 +160,4 @@ class Directory {
   std::map<long, int> joined_ WEFT_GUARDED_BY(mutex_);
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

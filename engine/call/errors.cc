@@ -11,10 +11,6 @@ namespace weft::rpc {
 
 Error Outcome::error() const { return Error(blame_from(blame), text).with_ranks(ranks); }
 
-Outcome outcome_of(const std::exception_ptr& error) {
-  return error ? Outcome(to_error(error, Blame::Remote)) : Outcome();
-}
-
 std::string describe(const WorkerInfo& worker) {
   return worker.name + " (rank " + std::to_string(worker.rank) + ")";
 }
@@ -74,3 +70,11 @@ RemoteError::RemoteError(std::string worker, std::string function, std::string t
       text_(shortened(text)) {}
 
 }  // namespace weft::rpc
+
+namespace weft::call {
+
+Outcome outcome_of(const std::exception_ptr& error) {
+  return error ? Outcome(to_error(error, Blame::Remote)) : Outcome();
+}
+
+}  // namespace weft::call

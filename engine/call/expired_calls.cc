@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <weft/engine/call/expired_calls.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -61,4 +61,4 @@ std::map<std::uint64_t, WaitingCall> ExpiredCalls::take_all() {
   return std::exchange(calls_, {});
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

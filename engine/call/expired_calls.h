@@ -13,7 +13,7 @@
 #include <weft/base/mutex.h>
 #include <weft/engine/call/pending.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class ExpiredCalls {
  public:
@@ -37,4 +37,4 @@ class ExpiredCalls {
   std::map<std::pair<int, std::uint64_t>, std::size_t> dropped_ WEFT_GUARDED_BY(mutex_);
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -21,7 +21,7 @@
 #include <weft/engine/codec/tensors.h>
 #include <weft/engine/future/future.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class Extension {
  public:
@@ -115,4 +115,4 @@ class ContextExtension : public Extension {
   virtual IsComputed is_computed() const = 0;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -9,7 +9,7 @@
 
 #include <weft/engine/call/extension.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class Extensions {
  public:
@@ -40,4 +40,4 @@ class Extensions {
   const std::unique_ptr<ContextExtension> contexts_;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

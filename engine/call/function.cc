@@ -9,7 +9,7 @@
 #include <weft/base/type_name.h>
 #include <weft/engine/call/function.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -206,4 +206,4 @@ std::uint64_t hash_of(std::string_view text) {
   return hash;
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

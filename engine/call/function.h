@@ -24,7 +24,7 @@
 #include <weft/engine/codec/values.h>
 #include <weft/engine/future/future.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class IncomingCall;
 
@@ -74,10 +74,18 @@ WEFT_API std::uint64_t hash_of(std::string_view text);
 // Runs a short function on the callee's loop: agent.sync<inline_<&f>>(to, …). It must not block.
 template <auto F>
 struct Inline {};
+
+}  // namespace weft::call
+
+namespace weft::rpc {
+
 // As a function to call: `F`, run on the callee's loop. F must be short and must not block.
 template <auto F>
-constexpr Inline<F> inline_{};
+constexpr call::Inline<F> inline_{};
 
+}  // namespace weft::rpc
+
+namespace weft::call {
 namespace detail {
 
 // With `stays`, the result stays with the callee as the value of an RRef.
@@ -212,4 +220,4 @@ weft::detail::Stored<T> unpack_result(const msgpack::object& object) {
 }
 
 }  // namespace detail
-}  // namespace weft::rpc
+}  // namespace weft::call

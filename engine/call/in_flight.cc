@@ -3,7 +3,7 @@
 
 #include <weft/engine/call/in_flight.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 bool BytesInFlight::take_room(std::uint64_t bytes) {
   std::uint64_t taken = taken_;
@@ -69,4 +69,4 @@ void BytesInFlight::wake(const std::vector<const void*>& turns) const {
   for (const void* turn : turns) wake_(turn);
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -22,7 +22,7 @@
 #include <weft/base/mutex.h>
 #include <weft/engine/call/types.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 // Weft's own messages are counted apart, so that they get through when calls have taken all slots.
 // They are short, and only a foreign program has so many unanswered.
@@ -144,4 +144,4 @@ class Callers {
   std::map<int, std::weak_ptr<Counts>> counts_ WEFT_GUARDED_BY(mutex_);
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -14,7 +14,7 @@
 #include <weft/engine/codec/sent_bytes.h>
 #include <weft/engine/tensor/tensor.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -189,13 +189,13 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
               std::to_string(kWireVersion);
     } else if (hello.token != core->identity().token) {
       wrong = "it belongs to another job";
-    } else if (!(hello.to == core->self()) || hello.to_life != core->identity().generation) {
+    } else if (!(hello.to == core->self()) || hello.to_generation != core->identity().generation) {
       wrong = "it wants " + describe(hello.to) + ", which is not here";
     } else if (hello.from.rank == kAsksForSign) {
       return answer_knock(message.head.call);
     } else if (hello.from.rank < 0 || hello.from.rank > kHighestRank) {
       wrong = "it names no valid rank";
-    } else if (!core->members().meets(hello.from, hello.from_life)) {
+    } else if (!core->members().meets(hello.from, hello.from_generation)) {
       wrong = describe(hello.from) + " has left, and another worker has its rank";
     }
   } catch (const Error& error) {
@@ -207,7 +207,7 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
   MutexLock lock(mutex_);
   worker_ = hello.from;
   greeting_.reset();
-  generation_ = hello.from_life;
+  generation_ = hello.from_generation;
 }
 
 void Inbound::call_arrived(const std::shared_ptr<AgentCore>& core, Message message,
@@ -497,4 +497,4 @@ void Inbound::answer_knock(std::uint64_t call) {
                codec::Writer().write([](codec::Packer& packer) { packer.pack_nil(); }));
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

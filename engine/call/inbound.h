@@ -24,7 +24,7 @@
 #include <weft/engine/call/message.h>
 #include <weft/engine/call/wire_records.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class AgentCore;
 
@@ -106,4 +106,4 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   std::size_t prune_at_ WEFT_GUARDED_BY(mutex_) = 64;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

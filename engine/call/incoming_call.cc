@@ -16,7 +16,7 @@
 #include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/trace.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace traced {
 namespace {
@@ -172,4 +172,4 @@ void IncomingCall::start(const std::optional<Future<void>>& first, Task task) {
       });
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

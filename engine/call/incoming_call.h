@@ -20,8 +20,12 @@
 #include <weft/profiling/trace/operation.h>
 
 namespace weft::rpc {
-
 class Agent;
+}
+
+namespace weft::call {
+
+using rpc::Agent;
 class AgentCore;
 
 // The state that this_call() shows. Shared with everything that may cancel the call.
@@ -130,4 +134,4 @@ class WEFT_API IncomingCall : public std::enable_shared_from_this<IncomingCall> 
   std::function<void(const std::exception_ptr&)> refused_;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -6,7 +6,17 @@
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/incoming_calls.h>
 
-namespace weft::rpc {
+namespace weft::rpc::internal {
+
+// Called by the worker that serves that call.
+void call_waits(std::uint64_t call, std::string why) {
+  const call::CallExecutionContext& here = call::current_call("call_waits()");
+  here.core()->outgoing_calls().waiting().note(call, here.call().caller.rank, why);
+}
+
+}  // namespace weft::rpc::internal
+
+namespace weft::call {
 
 namespace {
 
@@ -24,16 +34,6 @@ Milliseconds since(Clock::time_point then) {
 }
 
 }  // namespace
-
-namespace internal {
-
-// Called by the worker that serves that call.
-void call_waits(std::uint64_t call, std::string why) {
-  const CallExecutionContext& here = current_call("call_waits()");
-  here.core()->outgoing_calls().waiting().note(call, here.call().caller.rank, why);
-}
-
-}  // namespace internal
 
 void IncomingCalls::watch_for_thread(std::shared_ptr<const CallState> state, std::uint64_t call) {
   if (!state->expires || state->deadline.is_never() || !core_.thread_pool()->is_full()) return;
@@ -65,7 +65,7 @@ void IncomingCalls::tell_of_wait(const CallState& state, std::uint64_t call) {
       to, Task([self = core_.shared_from_this(), to, call, why] {
         try {
           const CallOptions options{to, kTelling, MessageKind::Shutdown, /*on_loop=*/true};
-          rpc::call<detail::FunctionBody<&internal::call_waits>>(self, options, {call, why})
+          issue<detail::FunctionBody<&rpc::internal::call_waits>>(self, options, {call, why})
               .on_done_light([](const Future<void>&) {});
         } catch (const std::exception& error) {
           log::debug(std::string("a caller is not told that its call waits: ") + error.what());
@@ -130,4 +130,4 @@ void IncomingCalls::take_back_reply(int caller, std::uint64_t call) {
   }
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

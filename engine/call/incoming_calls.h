@@ -12,7 +12,7 @@
 #include <weft/engine/call/in_flight.h>
 #include <weft/engine/call/incoming_call.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class AgentCore;
 
@@ -54,4 +54,4 @@ class IncomingCalls {
   std::atomic<std::uint64_t> running_{0};
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -5,7 +5,7 @@
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/injected_faults.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 bool InjectedFaults::pass(MessageKind kind, std::function<void()> send) {
   if (refuses(kind)) return false;
@@ -42,4 +42,4 @@ void InjectedFaults::delay(MessageKind kind, std::chrono::milliseconds pause,
                        Task([send = std::move(send), kept = std::move(on_its_way)] { send(); }));
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -9,7 +9,7 @@
 #include <weft/base/mutex.h>
 #include <weft/engine/call/types.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class AgentCore;
 
@@ -33,4 +33,4 @@ class InjectedFaults {
   std::map<MessageKind, int> refused_ WEFT_GUARDED_BY(mutex_);
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -6,7 +6,7 @@
 #include <weft/engine/call/incoming_call.h>
 #include <weft/engine/call/job_members.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -261,4 +261,4 @@ bool JobMembers::has_successor(const WorkerGeneration& worker) const {
   return met != generations_.end() && worker.is_before(static_cast<std::uint16_t>(met->second));
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -19,7 +19,7 @@
 #include <weft/engine/call/present.h>
 #include <weft/engine/call/types.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class AgentCore;
 
@@ -88,4 +88,4 @@ class JobMembers {
   std::map<int, Generation> generations_ WEFT_GUARDED_BY(mutex_);
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

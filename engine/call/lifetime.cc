@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <weft/engine/call/lifetime.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 void Lifetime::require_own() const {
   if (is_inherited()) made_in_.throw_inherited("agent " + describe(self_));
@@ -35,4 +35,4 @@ void Lifetime::keep_until_left(std::shared_ptr<const void> kept) {
   kept_until_left_.swap(kept);
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -16,7 +16,7 @@
 #include <weft/base/mutex.h>
 #include <weft/engine/call/types.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class Lifetime {
  public:
@@ -53,4 +53,4 @@ class Lifetime {
   std::shared_ptr<const void> kept_until_left_ WEFT_GUARDED_BY(mutex_);
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -7,9 +7,9 @@
 #include <weft/engine/call/liveness.h>
 #include <weft/engine/call/peer.h>
 
-namespace weft::rpc {
+void weft::rpc::internal::alive() {}
 
-void internal::alive() {}
+namespace weft::call {
 
 namespace {
 
@@ -76,11 +76,11 @@ void Liveness::ask_again(int rank) {
 
 void Liveness::ask(int rank) {
   const auto present = core_.members().find(rank);
-  const Recipient to(rank, present ? present->generation : kAnyLife);
+  const Recipient to(rank, present ? present->generation : kAnyGeneration);
   try {
     const CallOptions options{to, std::chrono::seconds(10), MessageKind::Shutdown,
                               /*on_loop=*/true};
-    call<detail::FunctionBody<&internal::alive>>(core_.shared_from_this(), options, {})
+    issue<detail::FunctionBody<&rpc::internal::alive>>(core_.shared_from_this(), options, {})
         .on_done_light([core = core_.shared_from_this(), to](const Future<void>& answered) {
           core->liveness().asked(to, answered.error(), /*was_sent=*/true);
         });
@@ -135,10 +135,10 @@ Liveness::Verdict Liveness::judge(int rank, const Answer& answer) {
 
 void Liveness::lost(const Recipient& asked, const Answer& answer, bool is_news) {
   const int rank = asked.rank;
-  const bool has_life = asked.generation != kAnyLife;
+  const bool has_generation = asked.generation != kAnyGeneration;
   core_.extensions().worker_lost(
-      rank,
-      has_life ? std::optional(static_cast<std::uint16_t>(asked.generation + 1)) : std::nullopt);
+      rank, has_generation ? std::optional(static_cast<std::uint16_t>(asked.generation + 1))
+                           : std::nullopt);
   core_.thread_pool()->recall();  // wakes threads that wait in shutdown() for this worker
   if (core_.identity().world_size) {
     const Error why(Blame::PeerLost,
@@ -147,7 +147,7 @@ void Liveness::lost(const Recipient& asked, const Answer& answer, bool is_news) 
     const auto known = core_.directory().known(rank);  // a stranger may give a rank nobody has
     if (is_news && known) core_.members().tell_lost(*known, why);
   } else if (const auto present = core_.members().find(rank);
-             present && has_life && present->generation == asked.generation &&
+             present && has_generation && present->generation == asked.generation &&
              !answer.failed_here) {
     // If the worker is known to be gone, the others know as well: it has left, or another worker
     // declared it lost first.
@@ -186,7 +186,7 @@ std::optional<Error> Liveness::knock(const Directory::Entry& worker, Deadline de
     const auto peer =
         std::make_shared<Peer>(core_.weak_from_this(), core_.self(), worker, DeviceMaps(),
                                std::make_shared<BytesInFlight>(0, nullptr), /*greets=*/false);
-    const Function& function = detail::Called<detail::FunctionBody<&internal::alive>>::entered;
+    const Function& function = detail::Called<detail::FunctionBody<&rpc::internal::alive>>::entered;
     Promise<void> promise(core_.thread_pool());
     const auto answered = promise.future();
     const auto connection = core_.connections().connect(*peer);
@@ -215,4 +215,4 @@ std::optional<Error> Liveness::knock(const Directory::Entry& worker, Deadline de
   return lost;
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

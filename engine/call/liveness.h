@@ -19,7 +19,7 @@
 #include <weft/engine/call/directory.h>
 #include <weft/engine/call/types.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class AgentCore;
 
@@ -75,4 +75,4 @@ class Liveness {
   std::map<int, Inquiry> inquiries_ WEFT_GUARDED_BY(mutex_);
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -4,7 +4,7 @@
 #include <weft/engine/call/message.h>
 #include <weft/engine/tensor/tensor.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -211,4 +211,4 @@ std::optional<std::span<const std::byte>> challenge_in(const transport::Arrival&
   return parsed.value().rest;
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -18,7 +18,7 @@
 #include <weft/engine/tensor/receive_pool.h>
 #include <weft/transport/connection.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 // A message and the devices that it is for.
 struct Outgoing {
@@ -78,4 +78,4 @@ Op send_challenge(transport::Connection& connection, std::span<const std::byte> 
 // Nothing if the arrival is not a challenge.
 std::optional<std::span<const std::byte>> challenge_in(const transport::Arrival& arrival);
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace weft::rpc {
+namespace weft::call {
 
 inline constexpr int kHighestRank = 0xffff;  // the highest rank of a worker that an id has room for
 inline constexpr std::uint64_t kMostOfOne = (std::uint64_t{1} << 48) - 1;
@@ -31,4 +31,4 @@ constexpr WorkerGeneration made_by(std::uint64_t number) {
   return {rank_in(number), static_cast<std::uint16_t>(number >> 32)};
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -12,7 +12,7 @@
 #include <weft/engine/future/thread_executor.h>
 #include <weft/engine/store/store.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -333,4 +333,4 @@ void OutgoingCalls::knock_ended(const WorkerInfo& worker, std::uint64_t connecti
   });
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -19,7 +19,7 @@
 #include <weft/engine/call/peer.h>
 #include <weft/engine/call/waiting_calls.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class AgentCore;
 
@@ -86,4 +86,4 @@ class OutgoingCalls {
   AwaitedCalls awaited_;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -4,7 +4,7 @@
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/pauses.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 std::uint64_t Pauses::after(std::chrono::milliseconds pause, Task task) {
   MutexLock lock(mutex_);
@@ -47,4 +47,4 @@ Pauses::All Pauses::take_all() {
   return std::exchange(pauses_, {});
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -12,7 +12,7 @@
 #include <weft/base/mutex.h>
 #include <weft/base/task.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class AgentCore;
 
@@ -43,4 +43,4 @@ class Pauses {
   std::uint64_t next_ WEFT_GUARDED_BY(mutex_) = 1;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

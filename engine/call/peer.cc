@@ -9,7 +9,7 @@
 #include <weft/engine/call/replies.h>
 #include <weft/engine/call/wire_records.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -179,4 +179,4 @@ void Peer::knock(const Numbered& to, std::uint64_t call) {
   });
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -21,7 +21,7 @@
 #include <weft/engine/call/secret.h>
 #include <weft/profiling/trace/depth.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class AgentCore;
 
@@ -105,4 +105,4 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::optional<Error> closed_ WEFT_GUARDED_BY(mutex_);
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

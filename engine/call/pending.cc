@@ -4,7 +4,7 @@
 
 #include <weft/engine/call/pending.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 void PendingCalls::add(std::uint64_t id, WaitingCall call) {
   MutexLock lock(mutex_);
@@ -128,4 +128,4 @@ std::size_t PendingCalls::size() const {
   return calls_.size();
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -22,7 +22,7 @@
 #include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/operation.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class CallContext;
 struct CallState;
@@ -134,4 +134,4 @@ class PendingCalls {
   std::unordered_map<std::uint64_t, WaitingCall> calls_ WEFT_GUARDED_BY(mutex_);
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

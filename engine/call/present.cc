@@ -7,7 +7,7 @@
 #include <weft/engine/call/incoming_call.h>
 #include <weft/engine/call/present.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 bool PresentWorkers::add(const Member& worker) {
   MutexLock lock(mutex_);
@@ -131,4 +131,4 @@ void News::close() {
   untold_.clear();
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -16,7 +16,7 @@
 #include <weft/base/mutex.h>
 #include <weft/engine/call/types.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class PresentWorkers {
  public:
@@ -72,4 +72,4 @@ class News {
   bool tells_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -4,7 +4,7 @@
 #include <weft/engine/call/records.h>
 #include <weft/engine/codec/values.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 constexpr auto kRead = std::chrono::seconds(5);  // for reading a key that exists
@@ -56,4 +56,4 @@ Bytes value_of(transport::Bootstrap& store, const std::string& key) {
   return store.exists(key) ? store.get(key, Deadline::in(kRead)) : Bytes();
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

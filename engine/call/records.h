@@ -13,7 +13,7 @@
 #include <weft/transport/bootstrap.h>
 #include <weft/transport/routes.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 // The standing of a worker in its job.
 enum class Standing {
@@ -73,4 +73,4 @@ int rank_from(const std::string& text);
 // The value of a key; empty if it is not set.
 transport::Bootstrap::Bytes value_of(transport::Bootstrap& store, const std::string& key);
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -9,7 +9,7 @@
 #include <weft/engine/codec/refusals.h>
 #include <weft/engine/future/refusal.h>
 
-namespace weft::rpc::detail {
+namespace weft::call::detail {
 
 using codec::is_future;
 using weft::detail::about;
@@ -262,4 +262,4 @@ consteval auto refusal_of_arguments(std::type_identity<std::tuple<P...>>) {
   }
 }
 
-}  // namespace weft::rpc::detail
+}  // namespace weft::call::detail

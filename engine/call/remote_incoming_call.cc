@@ -2,7 +2,7 @@
 #include <weft/base/make_error.h>
 #include <weft/engine/call/remote_incoming_call.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 void RemoteIncomingCall::reply(const std::function<void(codec::Packer&)>& pack) noexcept {
   slot_ = {};  // before the answer, here and below: the caller may take the slot at once
@@ -36,4 +36,4 @@ void RemoteIncomingCall::refuse(const std::exception_ptr& error) noexcept {
   }
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

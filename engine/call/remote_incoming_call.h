@@ -7,7 +7,7 @@
 #include <weft/engine/call/inbound.h>
 #include <weft/engine/call/incoming_call.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 // An incoming call, answered over the connection that it came by.
 class RemoteIncomingCall final : public IncomingCall {
@@ -32,4 +32,4 @@ class RemoteIncomingCall final : public IncomingCall {
   Slot slot_;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -9,7 +9,7 @@
 #include <weft/engine/call/replies.h>
 #include <weft/engine/call/wire_records.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -164,4 +164,4 @@ void reply_arrived(AgentCore& core, const WorkerInfo& worker, std::uint64_t conn
   read_late(core, call, worker, std::move(message), lacking);
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -8,7 +8,7 @@
 #include <weft/engine/call/message.h>
 #include <weft/engine/call/types.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class AgentCore;
 
@@ -17,4 +17,4 @@ class AgentCore;
 void reply_arrived(AgentCore& core, const WorkerInfo& worker, std::uint64_t connection_number,
                    Message message, const Error* lacking);
 
-}  // namespace weft::rpc
+}  // namespace weft::call

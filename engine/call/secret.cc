@@ -10,7 +10,7 @@
 #include <weft/base/error.h>
 #include <weft/engine/call/secret.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -77,4 +77,4 @@ void Gate::open() {
   }
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

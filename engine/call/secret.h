@@ -23,7 +23,7 @@
 #include <weft/base/mutex.h>
 #include <weft/base/task.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 // A process that connects gets a proof on which it can try guesses.
 inline constexpr std::size_t kShortestSecret = 16;  // bytes
@@ -59,4 +59,4 @@ class Gate {
   std::vector<Task> waiting_ WEFT_GUARDED_BY(mutex_);
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

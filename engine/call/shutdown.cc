@@ -12,27 +12,27 @@
 #include <weft/engine/future/thread_executor.h>
 #include <weft/engine/store/backoff.h>
 
-namespace weft::rpc {
+namespace weft::rpc::internal {
 
-namespace internal {
-
-Activity activity() { return current_call("activity()").core()->shutdown().activity(); }
+Activity activity() { return call::current_call("activity()").core()->shutdown().activity(); }
 
 Future<Outcome> join_shutdown() {
-  const CallExecutionContext& here = current_call("join_shutdown()");
+  const call::CallExecutionContext& here = call::current_call("join_shutdown()");
   return here.core()->shutdown().join(here.call().caller.rank, here.call().deadline);
 }
 
 // Asked by a higher rank that would report the wait for rank 0. Only the lowest rank that waits
 // reports it.
 bool awaits_verdict() {
-  return current_call("awaits_verdict()").core()->shutdown().awaits_verdict();
+  return call::current_call("awaits_verdict()").core()->shutdown().awaits_verdict();
 }
 
 // Asked of a worker that has not called shutdown() yet.
-std::string doing() { return current_call("doing()").core()->incoming_calls().doing(); }
+std::string doing() { return call::current_call("doing()").core()->incoming_calls().doing(); }
 
-}  // namespace internal
+}  // namespace weft::rpc::internal
+
+namespace weft::call {
 
 namespace {
 
@@ -71,8 +71,8 @@ std::string in_numbers(std::uint64_t number, const std::string& of_one,
 }
 
 std::string without_names(std::string text) {
-  for (const std::string& name : {detail::FunctionBody<&internal::activity>::name(),
-                                  detail::FunctionBody<&internal::join_shutdown>::name()}) {
+  for (const std::string& name : {detail::FunctionBody<&rpc::internal::activity>::name(),
+                                  detail::FunctionBody<&rpc::internal::join_shutdown>::name()}) {
     for (auto at = text.find(name); at != std::string::npos; at = text.find(name))
       text.replace(at, name.size(), "shutdown()");
   }
@@ -225,7 +225,7 @@ void Shutdown::leave_with_others(std::chrono::milliseconds limit) {
   // This thread sleeps meanwhile. If it drove the loop, the calls that still arrive would have to
   // be handed to other threads.
   Promise<Outcome> ended(nullptr);
-  call<detail::FunctionBody<&internal::join_shutdown>>(
+  issue<detail::FunctionBody<&rpc::internal::join_shutdown>>(
       core_.shared_from_this(), {first, limit, MessageKind::Shutdown, /*on_loop=*/true}, {})
       .forward_to(ended);
   Outcome verdict;
@@ -245,12 +245,13 @@ Outcome Shutdown::await_verdict(const Future<Outcome>& verdict) {
   awaits_verdict_ = true;
   Patience patience(core_.options().wait_reports);
   while (!ends_by(verdict, patience.next())) {
-    if (!patience.is_over() || answers<detail::FunctionBody<&internal::alive>>({kFirst}) ||
+    if (!patience.is_over() || answers<detail::FunctionBody<&rpc::internal::alive>>({kFirst}) ||
         core_.closed())
       continue;
     std::vector<int> lower;
     for (int rank = 1; rank < core_.self().rank; ++rank) lower.push_back(rank);
-    if (answers<detail::FunctionBody<&internal::awaits_verdict>>(lower) || verdict.done()) continue;
+    if (answers<detail::FunctionBody<&rpc::internal::awaits_verdict>>(lower) || verdict.done())
+      continue;
     log::warn(describe(core_.self()) + " has waited " + describe_wait(patience.waited()) +
               " in shutdown(): " + core_.connections().name_of(kFirst) +
               ", which decides when all workers are idle, does not answer; its process is stopped "
@@ -270,8 +271,9 @@ bool Shutdown::answers(const std::vector<int>& ranks) {
   const Deadline limit = Deadline::in(kSignOfLife);
   for (const int rank : ranks) {
     try {
-      asked.push_back(call<Body>(core_.shared_from_this(),
-                                 {rank, kSignOfLife, MessageKind::Shutdown, /*on_loop=*/true}, {}));
+      asked.push_back(issue<Body>(core_.shared_from_this(),
+                                  {rank, kSignOfLife, MessageKind::Shutdown, /*on_loop=*/true},
+                                  {}));
     } catch (const Error&) {  // it cannot be reached at present
     }
   }
@@ -331,7 +333,7 @@ Error Shutdown::why_gone(int rank) const {
 
 std::string Shutdown::doing_of(int rank) {
   try {
-    const auto answer = call<detail::FunctionBody<&internal::doing>>(
+    const auto answer = issue<detail::FunctionBody<&rpc::internal::doing>>(
         core_.shared_from_this(), {rank, kSignOfLife, MessageKind::Shutdown, /*on_loop=*/true}, {});
     std::string text = answer.get();
     constexpr std::size_t kMost = 400;
@@ -423,7 +425,7 @@ std::vector<Activity> Shutdown::ask_activity(Deadline deadline, const std::strin
     const auto limit = deadline.is_never()
                            ? std::chrono::milliseconds(0)
                            : std::max(deadline.remaining(), std::chrono::milliseconds(1));
-    asked.push_back(call<detail::FunctionBody<&internal::activity>>(
+    asked.push_back(issue<detail::FunctionBody<&rpc::internal::activity>>(
         core_.shared_from_this(), {rank, limit, MessageKind::Shutdown, /*on_loop=*/true}, {}));
   }
   for (std::size_t i = 0; i < asked.size(); ++i) {
@@ -477,4 +479,4 @@ void Shutdown::tell_verdict(const Outcome& verdict, Deadline deadline) {
       [this] { return core_.incoming_calls().replies() == 0 || core_.closed(); }, deadline);
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

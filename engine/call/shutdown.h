@@ -23,9 +23,7 @@
 
 namespace weft::rpc {
 
-class AgentCore;
-
-// Counts that show whether an agent is idle.
+// Counts that show whether an agent is idle. Named on the wire, like Outcome (types.h).
 struct Activity {
   std::uint64_t issued = 0;   // calls made so far
   std::uint64_t waiting = 0;  // calls without a reply
@@ -33,6 +31,13 @@ struct Activity {
   friend bool operator==(const Activity&, const Activity&) = default;
   WEFT_FIELDS(issued, waiting, running)
 };
+
+}  // namespace weft::rpc
+
+namespace weft::call {
+
+class AgentCore;
+using rpc::Activity;
 
 class Shutdown {
  public:
@@ -100,4 +105,4 @@ class Shutdown {
   std::map<int, Waiting> waiting_ WEFT_GUARDED_BY(mutex_);  // by rank
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -17,7 +17,7 @@
 #include <weft/engine/call/wait_all.h>
 #include <weft/engine/future/thread_executor.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -342,4 +342,4 @@ std::size_t ThreadPool::active() const {
   return static_cast<std::size_t>(busy_) + tasks_.size() + beside_.size();
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -30,7 +30,7 @@
 #include <weft/engine/future/executor.h>
 #include <weft/profiling/trace/depth.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 constexpr int kMostBlocked = 4096;  // threads of one agent
 // At most so many of these threads run tasks of run_beside(). There is one such task for each
@@ -151,4 +151,4 @@ class ThreadPool final : public weft::detail::Executor,
   bool is_short_of_threads_ WEFT_GUARDED_BY(mutex_) = false;  // and has logged it
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Types that programs use with RPC: workers, destinations, options, errors. The calls are in
-// agent.h.
+// agent.h. At the end are types of the engine's own, in namespace call.
 #pragma once
 
 #include <chrono>
@@ -50,28 +50,11 @@ struct WorkerInfo {
   WEFT_FIELDS(name, rank)
 };
 
-// Where workers come and go: tells the workers apart that had one rank after each other. All other
-// ranks have one generation.
-using Generation = std::int32_t;
-constexpr Generation kAnyLife = -1;  // any worker that has the rank
-
-struct Member {
-  WorkerInfo worker;
-  Generation generation = 0;
-};
-
-// The worker that a message goes to.
-struct Recipient {
-  Recipient(int its_rank, Generation its_life = kAnyLife) : rank(its_rank), generation(its_life) {}
-  bool fits(Generation other) const { return generation == kAnyLife || generation == other; }
-  int rank;
-  Generation generation;
-};
-
-// "worker1 (rank 1)", as errors and logs name a worker.
+// For Weft's own use: "worker1 (rank 1)", as errors and logs name a worker.
 WEFT_API std::string describe(const WorkerInfo& worker);
 
-// The outcome of an operation, in a form that can be sent.
+// For Weft's own use: the outcome of an operation, in a form that can be sent. Its name is part of
+// the identities of functions (docs/wire.md), as are those of MessageId and of Activity.
 struct Outcome {
   Outcome() = default;
   Outcome(int what, std::string why) : blame(what), text(std::move(why)) {}
@@ -85,8 +68,6 @@ struct Outcome {
   std::vector<int> ranks{};  // as Error::ranks()
   WEFT_FIELDS(blame, text, ranks)
 };
-// A failure with the error, whose blame is kept; an Outcome that has not failed for null.
-WEFT_API Outcome outcome_of(const std::exception_ptr& error);
 
 // The purpose of a message. Calls of users' functions are Call and Reply; Create if the result
 // stays with the callee as an RRef.
@@ -104,27 +85,14 @@ enum class MessageKind {
   Shutdown         // agrees on the end of all calls
 };
 
-// Names one message of a call on both of its sides. A call's number is unique at its caller.
+// For Weft's own use: names one message of a call on both of its sides. A call's number is unique
+// at its caller.
 struct MessageId {
   int caller = -1;  // rank
   std::uint64_t call = 0;
   bool reply = false;
   friend auto operator<=>(const MessageId&, const MessageId&) = default;
   WEFT_FIELDS(caller, call, reply)
-};
-
-// How one call is routed and limited.
-struct CallOptions {
-  Recipient to;
-  std::chrono::milliseconds limit{0};  // 0 = none
-  MessageKind kind = MessageKind::Call;
-  bool on_loop = false;  // the function is short and does not block: it runs in a turn of the loop
-  Place place = {};      // the call's place in the user's program, if it is known
-  // The call's tensors go to the devices that the tensors of the receiver's own calls came from, by
-  // the inverse of the receiver's device map.
-  bool back = false;
-
-  Deadline deadline() const { return limit.count() == 0 ? Deadline::never() : Deadline::in(limit); }
 };
 
 // For tests: faults in the messages that one agent sends.
@@ -273,3 +241,60 @@ struct std::hash<weft::rpc::WorkerInfo> {
     return std::hash<std::string>()(worker.name) * 31 + std::hash<int>()(worker.rank);
   }
 };
+
+namespace weft::call {
+
+using namespace std::chrono_literals;
+
+// What programs use as well, and what is named on the wire.
+using rpc::CallInfo;
+using rpc::CreationError;
+using rpc::DebugInfo;
+using rpc::Destination;
+using rpc::DeviceMaps;
+using rpc::Faults;
+using rpc::Graceful;
+using rpc::MessageId;
+using rpc::MessageKind;
+using rpc::Options;
+using rpc::Outcome;
+using rpc::RemoteError;
+using rpc::WorkerInfo;
+
+// Where workers come and go: tells the workers apart that had one rank after each other. All other
+// ranks have one generation.
+using Generation = std::int32_t;
+constexpr Generation kAnyGeneration = -1;  // any worker that has the rank
+
+struct Member {
+  WorkerInfo worker;
+  Generation generation = 0;
+};
+
+// The worker that a message goes to.
+struct Recipient {
+  Recipient(int its_rank, Generation its_generation = kAnyGeneration)
+      : rank(its_rank), generation(its_generation) {}
+  bool fits(Generation other) const { return generation == kAnyGeneration || generation == other; }
+  int rank;
+  Generation generation;
+};
+
+// A failure with the error, whose blame is kept; an Outcome that has not failed for null.
+WEFT_API Outcome outcome_of(const std::exception_ptr& error);
+
+// How one call is routed and limited.
+struct CallOptions {
+  Recipient to;
+  std::chrono::milliseconds limit{0};  // 0 = none
+  MessageKind kind = MessageKind::Call;
+  bool on_loop = false;  // the function is short and does not block: it runs in a turn of the loop
+  Place place = {};      // the call's place in the user's program, if it is known
+  // The call's tensors go to the devices that the tensors of the receiver's own calls came from, by
+  // the inverse of the receiver's device map.
+  bool back = false;
+
+  Deadline deadline() const { return limit.count() == 0 ? Deadline::never() : Deadline::in(limit); }
+};
+
+}  // namespace weft::call

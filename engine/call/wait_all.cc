@@ -4,7 +4,7 @@
 
 #include <weft/engine/call/wait_all.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -33,11 +33,15 @@ void track(Future<void> end) { tracking->push_back(std::move(end)); }
 
 }  // namespace detail
 
+}  // namespace weft::call
+
+namespace weft::rpc {
+
 std::size_t wait_all(const std::function<void()>& function) {
   std::vector<Future<void>> calls;
   std::exception_ptr error;
   try {
-    const Tracking scope(calls);
+    const call::Tracking scope(calls);
     function();
   } catch (...) {
     error = std::current_exception();

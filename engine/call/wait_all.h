@@ -22,6 +22,9 @@ namespace weft::rpc {
 // too all calls have ended. A wait_all() inside the function counts its own calls.
 WEFT_API std::size_t wait_all(const std::function<void()>& function);
 
+}  // namespace weft::rpc
+
+namespace weft::call {
 namespace detail {
 
 // While it lives, a wait_all() around it does not count the calls that this thread issues: they are
@@ -48,4 +51,4 @@ Future<T> tracked(Future<T> call) {
 }
 
 }  // namespace detail
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -9,7 +9,7 @@
 #include <weft/engine/call/waiting_calls.h>
 #include <weft/profiling/trace/dump.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -158,4 +158,4 @@ void WaitingCalls::note(std::uint64_t call, int callee, const std::string& why) 
   table_.note(call, callee, why.substr(0, kMost));
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -20,7 +20,7 @@
 #include <weft/engine/call/extension.h>
 #include <weft/engine/call/pending.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 class AgentCore;
 
@@ -94,4 +94,4 @@ class WaitingCalls {
   EventLoop::Registration timer_ WEFT_GUARDED_BY(mutex_);
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::call

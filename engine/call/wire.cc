@@ -3,7 +3,7 @@
 
 #include <weft/engine/call/wire.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 namespace {
 
@@ -61,4 +61,4 @@ Result<ParsedHead> parse_head(std::span<const std::byte> bytes, std::size_t payl
   return parsed;
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -11,7 +11,7 @@
 
 #include <weft/base/result.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 constexpr std::uint32_t kWireVersion = 5;
 
@@ -69,4 +69,4 @@ struct ParsedHead {
 // `payloads` is the number of slices that came with the header.
 Result<ParsedHead> parse_head(std::span<const std::byte> bytes, std::size_t payloads);
 
-}  // namespace weft::rpc
+}  // namespace weft::call

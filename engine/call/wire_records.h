@@ -11,7 +11,7 @@
 #include <weft/engine/call/wire.h>
 #include <weft/engine/codec/stream.h>
 
-namespace weft::rpc {
+namespace weft::call {
 
 enum class Failure {
   Refused,     // the value that it was called on does not exist, or its result cannot be sent
@@ -29,9 +29,9 @@ struct HelloRecord {
   std::string token;
   WorkerInfo from;
   WorkerInfo to;
-  Generation from_life = 0;
-  Generation to_life = 0;
-  WEFT_FIELDS(version, token, from, to, from_life, to_life)
+  Generation from_generation = 0;
+  Generation to_generation = 0;
+  WEFT_FIELDS(version, token, from, to, from_generation, to_generation)
 };
 
 // The body of a Failure.
@@ -55,4 +55,4 @@ T decoded(std::span<const std::byte> body) {
   return value;
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -35,7 +35,7 @@ using Shared = std::shared_ptr<LocalOptimizer>;
 constexpr std::size_t kMostPasses = 256;
 // Steps for another worker, whose next call may run here on any streams; so the future is done only
 // when the GPUs have finished.
-Future<void> step_for_another(const std::shared_ptr<rpc::AgentCore>& core, const Shared& optimizer,
+Future<void> step_for_another(const std::shared_ptr<call::AgentCore>& core, const Shared& optimizer,
                               autograd::Context& context) {
   const Fence has_run = optimizer->step(context);
   const Promise<void> stepped(core->thread_pool());
@@ -49,7 +49,7 @@ Future<void> step_for_another(const std::shared_ptr<rpc::AgentCore>& core, const
 // Steps with a context. Does nothing if this worker does not know the context: no pass has come
 // here. `failed`: failed passes of which this worker may not have heard.
 Future<void> step_one(Shared& optimizer, std::uint64_t id, std::vector<autograd::PassId> failed) {
-  const rpc::CallExecutionContext& here = rpc::current_call("step()");
+  const call::CallExecutionContext& here = call::current_call("step()");
   const auto core = here.core();
   if (const auto context = autograd::contexts_of(*core).find(id)) {
     autograd::messages::hear_failed(core, context, failed);
@@ -66,7 +66,7 @@ Future<void> step_one(Shared& optimizer, std::uint64_t id, std::vector<autograd:
 // has sent gradients of each to this worker.
 Future<void> step_behind(Shared& optimizer, std::uint64_t id,
                          std::vector<autograd::PassName> passes) {
-  const rpc::CallExecutionContext& here = rpc::current_call("step()");
+  const call::CallExecutionContext& here = call::current_call("step()");
   const auto core = here.core();
   const auto context = autograd::contexts_of(*core).find(id);
   if (!context) {
@@ -233,7 +233,7 @@ void follow(const at::Tensor& parameter, const at::Tensor& stepped, std::size_t 
 // Makes the streams of this call wait for the last step, before the call reads or replaces its
 // results.
 void wait_here(const Fence& step, const char* what) {
-  const auto core = rpc::current_call(what).core();
+  const auto core = call::current_call(what).core();
   for (const c10::Stream& stream : tensor::CudaDevices::current_streams(core->devices().gpus()))
     core->devices().cuda().wait(step, stream);
 }

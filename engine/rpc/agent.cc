@@ -5,9 +5,8 @@
 #include <weft/engine/rref/control.h>
 #include <weft/profiling/trace/dump.h>
 
-namespace weft::rpc {
+namespace weft::call::detail {
 
-namespace detail {
 const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) {
   static_cast<void>(agent.self());  // throws if there is no agent
   return agent.shared_core();
@@ -16,7 +15,13 @@ const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) {
 std::shared_ptr<Agent> CoreCalls::handle(const std::shared_ptr<AgentCore>& core) {
   return std::make_shared<Agent>(core, false);
 }
-}  // namespace detail
+
+}  // namespace weft::call::detail
+
+namespace weft::rpc {
+
+using call::AgentCore;
+using call::CallOptions;
 
 Agent::Agent(std::shared_ptr<AgentCore> core, bool leaves_when_dropped) : core_(std::move(core)) {
   if (!leaves_when_dropped) return;
@@ -40,7 +45,7 @@ RRef<at::Tensor> Agent::create_op(const std::string& name, const Destination& to
   return remote<&run_operator>(to, name, std::move(arguments));
 }
 CallOptions Agent::call_options(const Destination& to, bool on_loop) const {
-  CallOptions options = detail::CoreCalls::call_options(core(), to);
+  CallOptions options = call::detail::CoreCalls::call_options(core(), to);
   options.on_loop = on_loop;
   return options;
 }
@@ -72,10 +77,10 @@ void Agent::leave() {
 DebugInfo Agent::debug_info() const { return core().debug_info(); }
 std::string Agent::dump() const { return trace::dump("asked for by " + describe(self())); }
 
-Agent& this_agent() { return current_call("rpc::this_agent()").agent(); }
+Agent& this_agent() { return call::current_call("rpc::this_agent()").agent(); }
 
 CallInfo this_call() {
-  const CallState& call = current_call("rpc::this_call()").call();
+  const call::CallState& call = call::current_call("rpc::this_call()").call();
   return {call.caller, call.deadline, call.cancelled || call.deadline.passed()};
 }
 

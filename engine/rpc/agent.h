@@ -25,25 +25,23 @@
 
 namespace weft::rpc {
 
-class AgentCore;
-
 // One worker's end of remote calls. Copies refer to the same agent; any thread may use them.
 class WEFT_API Agent {
   template <auto F>
-  using Result = detail::ResultOf<F>;
+  using Result = call::detail::ResultOf<F>;
 
   template <auto F, class... A>
   auto issue(const Destination& to, A&&... arguments) const {
-    using Naming = detail::NamingOf<F>;
-    using Body = detail::FunctionBody<Naming::function>;
-    return call<Body>(core_, call_options(to, Naming::on_loop),
-                      typename Body::Arguments(std::forward<A>(arguments)...));
+    using Naming = call::detail::NamingOf<F>;
+    using Body = call::detail::FunctionBody<Naming::function>;
+    return call::issue<Body>(core_, call_options(to, Naming::on_loop),
+                             typename Body::Arguments(std::forward<A>(arguments)...));
   }
 
  public:
   Agent() = default;  // no agent: only assignment is allowed
   // For Weft's own use.
-  explicit Agent(std::shared_ptr<AgentCore> core, bool leaves_when_dropped);
+  explicit Agent(std::shared_ptr<call::AgentCore> core, bool leaves_when_dropped);
 
   // Calls the function and waits for its result. Throws RemoteError if the function threw; Timeout,
   // PeerLost, Caller. The comment in the declaration says how to name an overloaded function:
@@ -51,7 +49,7 @@ class WEFT_API Agent {
   template <auto F, class... A>
   auto sync(const Destination& to, A&&... arguments) const  // static_cast<R (*)(P...)>(&f)
       -> Result<F> {
-    if constexpr (detail::RefusalOfCall<F, /*stays=*/false, A...>::accept()) {
+    if constexpr (call::detail::RefusalOfCall<F, /*stays=*/false, A...>::accept()) {
       return issue<F>(to, std::forward<A>(arguments)...).get_own();
     } else {
       std::terminate();
@@ -62,8 +60,8 @@ class WEFT_API Agent {
   template <auto F, class... A>
   auto async(const Destination& to, A&&... arguments) const  // static_cast<R (*)(P...)>(&f)
       -> Future<Result<F>> {
-    if constexpr (detail::RefusalOfCall<F, /*stays=*/false, A...>::accept()) {
-      return detail::tracked(issue<F>(to, std::forward<A>(arguments)...));
+    if constexpr (call::detail::RefusalOfCall<F, /*stays=*/false, A...>::accept()) {
+      return call::detail::tracked(issue<F>(to, std::forward<A>(arguments)...));
     } else {
       std::terminate();
     }
@@ -73,12 +71,12 @@ class WEFT_API Agent {
   template <auto F, class... A>
   auto remote(const Destination& to, A&&... arguments) const  // static_cast<R (*)(P...)>(&f)
       -> RRef<Result<F>> {
-    if constexpr (detail::RefusalOfCall<F, /*stays=*/true, A...>::accept()) {
-      using Naming = detail::NamingOf<F>;
-      using Body = detail::FunctionBody<Naming::function>;
+    if constexpr (call::detail::RefusalOfCall<F, /*stays=*/true, A...>::accept()) {
+      using Naming = call::detail::NamingOf<F>;
+      using Body = call::detail::FunctionBody<Naming::function>;
       return RRef<typename Body::Result>(
-          create<Body>(core_, call_options(to, Naming::on_loop),
-                       typename Body::Arguments(std::forward<A>(arguments)...)));
+          rref::create<Body>(core_, call_options(to, Naming::on_loop),
+                             typename Body::Arguments(std::forward<A>(arguments)...)));
     } else {
       std::terminate();
     }
@@ -87,11 +85,11 @@ class WEFT_API Agent {
   // as their decayed types, text as std::string.
   template <class M, class... A>
   RRef<M> remote(const Destination& to, A&&... arguments) const {
-    if constexpr (detail::RefusalOfConstructor<M, detail::Travelling<A>...>::accept()) {
-      using Body = detail::ConstructorBody<M, detail::Travelling<A>...>;
-      return RRef<M>(create<Body>(
+    if constexpr (rref::detail::RefusalOfConstructor<M, call::detail::Travelling<A>...>::accept()) {
+      using Body = rref::detail::ConstructorBody<M, call::detail::Travelling<A>...>;
+      return RRef<M>(rref::create<Body>(
           core_, call_options(to, false),
-          typename Body::Arguments(detail::Travelling<A>(std::forward<A>(arguments))...)));
+          typename Body::Arguments(call::detail::Travelling<A>(std::forward<A>(arguments))...)));
     } else {
       std::terminate();
     }
@@ -106,7 +104,7 @@ class WEFT_API Agent {
   template <class... A>
   Future<at::Tensor> async_op(const std::string& name, const Destination& to,
                               A&&... arguments) const {
-    return detail::tracked(
+    return call::detail::tracked(
         issue_op(name, to, {detail::operator_value(std::forward<A>(arguments))...}));
   }
   // Like sync_op(), at once: the result stays with the callee, and a reference to it is returned.
@@ -194,7 +192,7 @@ class WEFT_API Agent {
   // The last operations of this process, as JSON for weft-debug analyze.
   std::string dump() const;
   // For Weft's own use.
-  const std::shared_ptr<AgentCore>& shared_core() const { return core_; }
+  const std::shared_ptr<call::AgentCore>& shared_core() const { return core_; }
 
  private:
   // Defined in agent.cc, so that the code of their calls is not compiled in each file that includes
@@ -203,9 +201,9 @@ class WEFT_API Agent {
                               std::vector<OperatorValue> arguments) const;
   RRef<at::Tensor> create_op(const std::string& name, const Destination& to,
                              std::vector<OperatorValue> arguments) const;
-  CallOptions call_options(const Destination& to, bool on_loop) const;
-  AgentCore& core() const;
-  std::shared_ptr<AgentCore> core_;
+  call::CallOptions call_options(const Destination& to, bool on_loop) const;
+  call::AgentCore& core() const;
+  std::shared_ptr<call::AgentCore> core_;
   std::shared_ptr<const void> leave_when_dropped_;
 };
 
@@ -224,7 +222,7 @@ namespace detail {
 
 template <class Body>
 void expose_created() {
-  static_cast<void>(Created<Body>::entered.id);
+  static_cast<void>(rref::detail::Created<Body>::entered.id);
   static_cast<void>(&rref::detail::expose_value<typename Body::Result>);
   static_cast<void>(&rref::detail::Exposed<typename Body::Arguments>::references);
 }
@@ -232,7 +230,8 @@ void expose_created() {
 template <class Body>
 void expose_called() {
   using Result = typename Body::Result;
-  if constexpr (detail::RefusalOfResult<Result>::fine) static_cast<void>(Called<Body>::entered.id);
+  if constexpr (call::detail::RefusalOfResult<Result>::fine)
+    static_cast<void>(call::detail::Called<Body>::entered.id);
   expose_created<Body>();
 }
 
@@ -245,25 +244,25 @@ void expose_called() {
 // A method on an RRef<M>: a member function, perhaps of a base, or a function that takes M& first.
 template <class M, auto F>
 void expose() {
-  if constexpr (detail::RefusalOfExposed<F, M>::accept()) {
-    detail::expose_called<detail::MethodBody<F, M>>();
+  if constexpr (rref::detail::RefusalOfExposed<F, M>::accept()) {
+    detail::expose_called<rref::detail::MethodBody<F, M>>();
     static_cast<void>(&rref::detail::expose_value<M>);
   }
 }
 // remote<M>(…), with arguments that are sent as these types: "text" is a std::string.
 template <class M, class... A>
 void expose() {
-  if constexpr (detail::RefusalOfConstructor<M, detail::Travelling<A>...>::accept()) {
-    detail::expose_created<detail::ConstructorBody<M, detail::Travelling<A>...>>();
+  if constexpr (rref::detail::RefusalOfConstructor<M, call::detail::Travelling<A>...>::accept()) {
+    detail::expose_created<rref::detail::ConstructorBody<M, call::detail::Travelling<A>...>>();
   }
 }
 // A function, or a member function on RRefs of its class.
 template <auto F>
 void expose() {
-  using Module = typename detail::ShapeOf<std::remove_const_t<decltype(F)>>::Module;
-  if constexpr (detail::RefusalOfExposed<F, Module>::accept()) {
+  using Module = typename call::detail::ShapeOf<std::remove_const_t<decltype(F)>>::Module;
+  if constexpr (rref::detail::RefusalOfExposed<F, Module>::accept()) {
     if constexpr (std::is_void_v<Module>) {
-      detail::expose_called<detail::FunctionBody<F>>();
+      detail::expose_called<call::detail::FunctionBody<F>>();
     } else {
       expose<Module, F>();
     }

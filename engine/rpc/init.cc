@@ -91,20 +91,20 @@ class Presence {
 
 // A higher rank does not fit into the ids that a worker assigns: they would be another worker's.
 void check_rank(int rank) {
-  if (rank <= kHighestRank) return;
+  if (rank <= call::kHighestRank) return;
   throw Error(Blame::Caller, "rank " + std::to_string(rank) +
                                  " is too high for a worker; ranks go from 0 to " +
-                                 std::to_string(kHighestRank) +
+                                 std::to_string(call::kHighestRank) +
                                  ", also where workers come and go: take one that is free");
 }
 
 void check_secret(const std::string& secret) {
-  if (secret.empty() || secret.size() >= kShortestSecret) return;
+  if (secret.empty() || secret.size() >= call::kShortestSecret) return;
   throw Error(
       Blame::Caller,
       "rpc::Options::secret has " + std::to_string(secret.size()) +
           " characters, which can be guessed; give all workers the same random text of at least " +
-          std::to_string(kShortestSecret) + ", as `openssl rand -hex 16` prints it, or none");
+          std::to_string(call::kShortestSecret) + ", as `openssl rand -hex 16` prints it, or none");
 }
 
 // Null if the rank is not known before this worker meets the others.
@@ -134,7 +134,7 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   check_environment();      // reports a wrong variable
   expose<&run_operator>();  // callable by name even if the program itself calls none
   expose<&run_operator_for_list>();
-  check_name(name);
+  call::check_name(name);
   const std::string timeline = instruments::timeline_file(options.timeline);
   if (options.worker_threads < 1) {
     throw Error(Blame::Caller, "rpc::Options::worker_threads is " +
@@ -151,12 +151,12 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
                                    std::to_string(options.bytes_in_flight) +
                                    "; it must be at least 1, or 0 for no limit");
   }
-  options.timeout = usable_limit(options.timeout, "rpc::Options::timeout");
+  options.timeout = call::usable_limit(options.timeout, "rpc::Options::timeout");
   for (const auto& [kind, delay] : options.faults.delay) {
     if (delay.count() < 0) throw Error(Blame::Caller, "rpc::Faults::delay holds a negative time");
   }
   check_secret(options.secret);
-  check_device_maps(name, options.device_maps, options.devices);
+  call::check_device_maps(name, options.device_maps, options.devices);
   tensor::prepare_for_cuda();
   const auto environment = group::process_environment();
   const bool open = is_open(options, environment);
@@ -169,10 +169,10 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   check_rank(place.rank);
   if (place.before) {
     group::StoreBootstrap before(group::connection_of(place.before));
-    check_rank_is_free(before, {name, place.rank});
+    call::check_rank_is_free(before, {name, place.rank});
   }
 
-  AgentCore::Parts parts;
+  call::AgentCore::Parts parts;
   parts.self = {name, place.rank};
   if (!open) parts.world_size = place.world_size;
   parts.kept = {place.until_all_came,
@@ -189,9 +189,13 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
       interfaces.empty() ? "" : group::address_of_interface(interfaces.front());
   const auto store = parts.store;
   const auto kept = parts.kept;
-  parts.make_references = [](AgentCore& core) { return std::make_unique<rref::References>(core); };
-  parts.make_contexts = [](AgentCore& core) { return std::make_unique<autograd::Contexts>(core); };
-  auto core = AgentCore::make(parts, address, deadline);
+  parts.make_references = [](call::AgentCore& core) {
+    return std::make_unique<rref::References>(core);
+  };
+  parts.make_contexts = [](call::AgentCore& core) {
+    return std::make_unique<autograd::Contexts>(core);
+  };
+  auto core = call::AgentCore::make(parts, address, deadline);
   const instruments::InstrumentedRank participant{core->self().rank, open ? 0 : place.world_size,
                                                   timeline};
   if (place.number) place.number->keep();

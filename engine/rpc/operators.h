@@ -59,9 +59,9 @@ WEFT_API c10::IValue to_ivalue(const OperatorValue& value);
 
 }  // namespace detail
 
-// Runs the operator here. Throws Caller if no operator has the name, if it is not served by name,
-// if no overload takes the arguments (the error lists the overloads), or if it returns anything but
-// a tensor.
+// For Weft's own use: runs the operator here. Throws Caller if no operator has the name, if it is
+// not served by name, if no overload takes the arguments (the error lists the overloads), or if it
+// returns anything but a tensor.
 WEFT_API at::Tensor run_operator(std::string name, std::vector<OperatorValue> arguments);
 // The same for operators that return several tensors, or a list.
 WEFT_API std::vector<at::Tensor> run_operator_for_list(std::string name,

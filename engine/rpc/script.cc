@@ -248,7 +248,7 @@ void complete(c10::ivalue::Future& future, const std::string& name,
       if (to.take(to.type == typeid(void) ? ScriptValue() : from_ivalue(value))) return;
       throw Error(Blame::Caller,
                   name + " returns a " + value.type()->annotation_str() + ", but a " +
-                      spelled(to.type) +
+                      call::spelled(to.type) +
                       " is asked for: call it with another result, sync_script<R>(…)");
     } catch (...) {
       to.fail(std::current_exception());
@@ -259,7 +259,7 @@ void complete(c10::ivalue::Future& future, const std::string& name,
 // Runs the tasks that a script forks, and their continuations, on libtorch's threads. The call's
 // streams are current there, so the tasks' work comes after the work that the script has enqueued.
 torch::jit::TaskLauncher launcher() {
-  return [streams = current_call("a script").call().streams](std::function<void()> task) {
+  return [streams = call::current_call("a script").call().streams](std::function<void()> task) {
     at::launch([streams, task = std::move(task)] {
       const c10::MultiStreamGuard current(streams);
       task();

@@ -13,7 +13,10 @@
 #include <weft/engine/call/body.h>
 #include <weft/engine/rref/references.h>
 
-namespace weft::rpc::detail {
+namespace weft::rref::detail {
+
+// These bodies are built from the same parts as FunctionBody.
+using namespace call::detail;
 
 // A function's parameters behind the value that it is called on.
 template <class F, class M>
@@ -51,7 +54,7 @@ template <class Tuple>
 struct WithId;
 template <class... A>
 struct WithId<std::tuple<A...>> {
-  using Type = std::tuple<rref::Target, A...>;
+  using Type = std::tuple<Target, A...>;
 };
 // Overloads may differ in const alone: of a const member function it is that of an RRef<const M>,
 // which there never is; a function's first parameter, which takes the value, is told as it is.
@@ -79,22 +82,21 @@ struct MethodBody {
       typename MethodSignature<std::remove_const_t<decltype(F)>, Result, M, typename Shape::Value,
                                typename Shape::Arguments>::Type;
 
-  static std::string name() { return name_in(typeid(Tag<F>)); }
+  static std::string name() { return call::name_in(typeid(Tag<F>)); }
   static std::vector<std::byte> value() { return bytes_of(F); }
-  static std::optional<Future<void>> first(AgentCore& core, const void* arguments) {
-    return rref::wait_for<M>(rref::references_of(core),
-                             std::get<0>(*static_cast<const Arguments*>(arguments)));
+  static std::optional<Future<void>> first(call::AgentCore& core, const void* arguments) {
+    return wait_for<M>(references_of(core), std::get<0>(*static_cast<const Arguments*>(arguments)));
   }
 
-  static void run(AgentCore&, const std::shared_ptr<void>& arguments,
+  static void run(call::AgentCore&, const std::shared_ptr<void>& arguments,
                   const CompletionRef<Result>& to) {
     auto& given = *static_cast<Arguments*>(arguments.get());
     finish<Shape>(arguments, to, [&]() -> decltype(auto) {
       // The arguments keep the value alive. They are destroyed outside the turns of the loop.
-      M& value = *std::static_pointer_cast<rref::OwnedValue<M>>(std::get<0>(given).owned)->value();
+      M& value = *std::static_pointer_cast<OwnedValue<M>>(std::get<0>(given).owned)->value();
       weft::detail::hand_over_referred(value);
       return std::apply(
-          [&](const rref::Target&, auto&... more) -> decltype(auto) {
+          [&](const Target&, auto&... more) -> decltype(auto) {
             if constexpr (Shape::takes_value) {
               return std::invoke(F, value, std::move(more)...);
             } else {
@@ -109,10 +111,10 @@ struct MethodBody {
 // Stores a call's result, or its error, as the value of an RRef. Completes the creation first, so
 // that calls that wait for the value are answered after its creation.
 template <class R>
-class StoreResult final : public Completion<R> {
+class StoreResult final : public call::detail::Completion<R> {
  public:
-  StoreResult(std::shared_ptr<AgentCore> core, const Function& function,
-              std::shared_ptr<rref::OwnedValue<R>> value, CompletionRef<void> creation)
+  StoreResult(std::shared_ptr<call::AgentCore> core, const call::Function& function,
+              std::shared_ptr<OwnedValue<R>> value, CompletionRef<void> creation)
       : core_(std::move(core)),
         function_(function),
         value_(std::move(value)),
@@ -136,9 +138,9 @@ class StoreResult final : public Completion<R> {
   }
 
  private:
-  const std::shared_ptr<AgentCore> core_;
-  const Function& function_;
-  const std::shared_ptr<rref::OwnedValue<R>> value_;
+  const std::shared_ptr<call::AgentCore> core_;
+  const call::Function& function_;
+  const std::shared_ptr<OwnedValue<R>> value_;
   const CompletionRef<void> creation_;
 };
 
@@ -149,11 +151,11 @@ struct ConstructorBody : StartsAtOnce {
   using Result = M;
   using Signature = M(A...);
 
-  static std::string name() { return "constructor of " + spelled(typeid(M)); }
+  static std::string name() { return "constructor of " + call::spelled(typeid(M)); }
   static std::vector<std::byte> value() { return {}; }
 
   // It is created only, never called: `to` is a StoreResult.
-  static void run(AgentCore&, const std::shared_ptr<void>& arguments,
+  static void run(call::AgentCore&, const std::shared_ptr<void>& arguments,
                   const CompletionRef<Result>& to) {
     try {
       auto made = std::apply([](auto&... more) { return std::make_shared<M>(std::move(more)...); },
@@ -217,4 +219,4 @@ using RefusalOfExposed = decltype(about<Tag<F>>(refusal_of_exposed<F, M>()));
 template <class M, class... A>
 using RefusalOfConstructor = decltype(about<M>(refusal_of_constructor<M, A...>()));
 
-}  // namespace weft::rpc::detail
+}  // namespace weft::rref::detail

@@ -15,24 +15,24 @@ constexpr std::size_t kMostAtOnce = 4096;
 namespace internal {
 
 namespace {
-References& here(const char* what) { return references_of(*rpc::current_call(what).core()); }
+References& here(const char* what) { return references_of(*call::current_call(what).core()); }
 }  // namespace
 
 void fork(Id id, ForkId fork) {
-  here("fork()").values().add_fork(id, fork, rpc::current_call("fork()").call().worker_generation(),
-                                   nullptr);
+  here("fork()").values().add_fork(
+      id, fork, call::current_call("fork()").call().worker_generation(), nullptr);
 }
 void child_accepted(ForkId child) { here("child_accepted()").parents().child_accepted(child); }
 void user_delete(Id id, ForkId fork) {
   here("user_delete()")
       .values()
-      .remove_fork(id, fork, rpc::current_call("user_delete()").call().caller.rank);
+      .remove_fork(id, fork, call::current_call("user_delete()").call().caller.rank);
 }
 void will_not_come(Id id, rpc::Outcome why) {
   here("will_not_come()").values().give_up(id, std::make_exception_ptr(why.error()));
 }
 void give_back(std::vector<std::pair<Id, ForkId>> owned, std::vector<ForkId> children) {
-  const auto& call = rpc::current_call("give_back()");
+  const auto& call = call::current_call("give_back()");
   const auto& core = call.core();
   const int giver = call.call().caller.rank;
   for (const auto& [id, fork] : owned) {
@@ -47,20 +47,20 @@ void give_back(std::vector<std::pair<Id, ForkId>> owned, std::vector<ForkId> chi
   }
 }
 void take_back_reply(std::uint64_t call) {
-  const auto& here_now = rpc::current_call("take_back_reply()");
+  const auto& here_now = call::current_call("take_back_reply()");
   here_now.core()->incoming_calls().take_back_reply(here_now.call().caller.rank, call);
 }
 
 }  // namespace internal
 
-void tell_will_not_come(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id,
-                        const rpc::Outcome& why) {
+void tell_will_not_come(const std::shared_ptr<call::AgentCore>& core, int owner, Id id,
+                        const call::Outcome& why) {
   if (core->closed()) return;
   control<&internal::will_not_come>(core, owner, rpc::MessageKind::UserDelete, {id, why});
 }
 
 void References::ask_which_arrived(int worker,
-                                   const std::vector<std::shared_ptr<rpc::SentReferences>>& sent) {
+                                   const std::vector<std::shared_ptr<call::SentReferences>>& sent) {
   std::vector<std::pair<Id, ForkId>> owned;
   std::vector<ForkId> children;
   for (const auto& forks : sent) {
@@ -83,10 +83,10 @@ void References::give_back_reply(int callee, std::uint64_t call) {
                                       rpc::MessageKind::ChildAccept, {call}, {.keeps_on = true});
 }
 
-std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core,
-                                     const rpc::Member& owner, Id id, ForkId fork,
-                                     const Future<rpc::Outcome>& asked,
-                                     const Future<rpc::Outcome>& made,
+std::shared_ptr<Handle> expect_there(const std::shared_ptr<call::AgentCore>& core,
+                                     const call::Member& owner, Id id, ForkId fork,
+                                     const Future<call::Outcome>& asked,
+                                     const Future<call::Outcome>& made,
                                      std::shared_ptr<Handle> original, Place place) {
   const auto confirmed =
       control<&internal::fork>(core, {owner.worker.rank, owner.generation}, rpc::MessageKind::Fork,
@@ -96,17 +96,17 @@ std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core
   const auto handle =
       std::make_shared<Handle>(core, id, fork, owner, confirmed, created.future(), origin);
   made.on_done_light([core, owner = owner.worker.rank, id, created,
-                      original = std::move(original)](const Future<rpc::Outcome>& ended) {
+                      original = std::move(original)](const Future<call::Outcome>& ended) {
     const auto error = ended.error();
-    const rpc::Outcome outcome =
-        error ? rpc::Outcome(to_error(error, Blame::Remote)) : ended.value();
+    const call::Outcome outcome =
+        error ? call::Outcome(to_error(error, Blame::Remote)) : ended.value();
     if (!outcome.failed()) return created.set();
     created.set_error(std::make_exception_ptr(outcome.error()));
     tell_will_not_come(core, owner, id, outcome);
   });
   // Keeps the handle until `asked` is done, so that the fork ends after anything that may still
   // arrive: its owner does not remember ended forks for ever.
-  asked.on_done_light([handle](const Future<rpc::Outcome>&) {});
+  asked.on_done_light([handle](const Future<call::Outcome>&) {});
   return handle;
 }
 
@@ -124,8 +124,8 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
   handle->require_created();
   References& references = references_of(core_);
   const ForkId fork = references.next_id();
-  const rpc::WorkerGeneration worker_generation{to_.rank,
-                                                static_cast<std::uint16_t>(to_.generation)};
+  const call::WorkerGeneration worker_generation{to_.rank,
+                                                 static_cast<std::uint16_t>(to_.generation)};
   if (handle->is_owner()) {
     references.values().add_fork(handle->id(), fork, worker_generation, handle->owned());
     forks_.emplace_back(handle->id(), fork);
@@ -181,8 +181,8 @@ std::shared_ptr<Handle> ForkReader::unpack(
   const auto core = core_.shared_from_this();
   References& references = references_of(core_);
   if (owner == core_.self().rank) {
-    if (generation != core_.identity().generation) throw rpc::has_left({owner, generation});
-    auto handle = std::make_shared<Handle>(core, id, rpc::Member{core_.self(), generation},
+    if (generation != core_.identity().generation) throw call::has_left({owner, generation});
+    auto handle = std::make_shared<Handle>(core, id, call::Member{core_.self(), generation},
                                            own(references, id));
     control<&internal::child_accepted>(core, from_, rpc::MessageKind::ChildAccept, {fork},
                                        {.keeps_on = true});
@@ -192,11 +192,11 @@ std::shared_ptr<Handle> ForkReader::unpack(
     throw Error(Blame::Cancelled,
                 "RRef " + to_text(id) + " came in a message that its sender takes for lost");
   }
-  const rpc::Recipient to_owner(owner, generation);
+  const call::Recipient to_owner(owner, generation);
   // The name comes with the message and is not looked up: this runs on the event loop, which must
   // not wait for the store.
-  rpc::check_name(owner_name);
-  const rpc::Member worker{{owner_name, owner}, generation};
+  call::check_name(owner_name);
+  const call::Member worker{{owner_name, owner}, generation};
   if (owner == from_) {
     Promise<void> known;
     known.set();
@@ -216,7 +216,7 @@ std::shared_ptr<Handle> ForkReader::unpack(
       control<&internal::child_accepted>(core, from, rpc::MessageKind::ChildAccept, {fork},
                                          {.keeps_on = true});
     };
-    if (!told.failed() || core->closed() || rpc::is_not_there(told.error())) return end(told);
+    if (!told.failed() || core->closed() || call::is_not_there(told.error())) return end(told);
     control<&internal::fork>(core, to_owner, rpc::MessageKind::Fork, {id, fork}, {.keeps_on = true})
         .on_done_light(end);
   });

@@ -23,7 +23,7 @@ void child_accepted(ForkId child);
 // To the owner: a fork has ended.
 void user_delete(Id id, ForkId fork);
 // To the owner: a value that another worker was to send will not come.
-void will_not_come(Id id, rpc::Outcome why);
+void will_not_come(Id id, call::Outcome why);
 // From a worker that sent references which may have been lost with a connection: the receiver ends
 // those that it does not have.
 void give_back(std::vector<std::pair<Id, ForkId>> owned, std::vector<ForkId> children);
@@ -57,34 +57,34 @@ namespace detail {
 template <auto F>
 class Attempts : public std::enable_shared_from_this<Attempts<F>> {
  public:
-  using Arguments = typename rpc::detail::FunctionBody<F>::Arguments;
-  Attempts(std::shared_ptr<rpc::AgentCore> core, const rpc::Recipient& to, rpc::MessageKind kind,
+  using Arguments = typename call::detail::FunctionBody<F>::Arguments;
+  Attempts(std::shared_ptr<call::AgentCore> core, const call::Recipient& to, rpc::MessageKind kind,
            Arguments arguments, ControlOptions options)
       : core_(std::move(core)),
         to_(to),
         kind_(kind),
         arguments_(std::move(arguments)),
         options_(std::move(options)),
-        promise_(rpc::detail::CoreCalls::executor(*core_)) {
-    rpc::detail::CoreCalls::hold_activity(*core_, +1);
+        promise_(call::detail::CoreCalls::executor(*core_)) {
+    call::detail::CoreCalls::hold_activity(*core_, +1);
   }
   ~Attempts() {
     be_patient();
-    if (depends_on_it_) rpc::detail::CoreCalls::depend_on(*core_, to_.rank, -1);
+    if (depends_on_it_) call::detail::CoreCalls::depend_on(*core_, to_.rank, -1);
   }
   Attempts(const Attempts&) = delete;
   Attempts& operator=(const Attempts&) = delete;
 
   Future<void> future() const { return promise_.future(); }
   void start() {
-    rpc::detail::CoreCalls::off_loop(*core_, to_,
-                                     Task([self = this->shared_from_this()] { self->send(); }));
+    call::detail::CoreCalls::off_loop(*core_, to_,
+                                      Task([self = this->shared_from_this()] { self->send(); }));
   }
 
  private:
   void send() {
     try {
-      auto sent = rpc::call<rpc::detail::FunctionBody<F>>(
+      auto sent = call::issue<call::detail::FunctionBody<F>>(
           core_, {to_, kControlLimit, kind_, options_.on_loop}, arguments_);
       sent.on_done_light([self = this->shared_from_this()](const Future<void>& ended) {
         self->ended(ended.error());
@@ -95,42 +95,42 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
   }
   void ended(const std::exception_ptr& error) {
     if (!error) {
-      rpc::detail::CoreCalls::heard_from(*core_, to_.rank);
+      call::detail::CoreCalls::heard_from(*core_, to_.rank);
       return promise_.set();
     }
-    const bool is_gone = rpc::is_not_there(error) || gives_no_sign_of_life(error);
+    const bool is_gone = call::is_not_there(error) || does_not_answer_probes(error);
     const bool is_overdue =
         ++tries_ == kTriesUntilOverdue || (is_gone && tries_ < kTriesUntilOverdue);
     if (is_overdue && options_.overdue) options_.overdue();
     const int most =
         kRetries + (options_.keeps_on ? static_cast<int>(kPatience / options_.patient_pause) : 0);
-    if (is_gone || tries_ > most || rpc::detail::CoreCalls::closed(*core_))
+    if (is_gone || tries_ > most || call::detail::CoreCalls::closed(*core_))
       return promise_.set_error(error);
     if (tries_ > kRetries) {
       be_patient();
       pause_ = options_.patient_pause;
     }
-    rpc::detail::CoreCalls::after(*core_, pause_,
-                                  Task([self = this->shared_from_this()] { self->start(); }));
+    call::detail::CoreCalls::after(*core_, pause_,
+                                   Task([self = this->shared_from_this()] { self->start(); }));
     pause_ *= 3;
   }
   // True if the worker has not answered a liveness probe, so that it need not be told. The first
   // failure starts such a probe.
-  bool gives_no_sign_of_life(const std::exception_ptr& error) {
+  bool does_not_answer_probes(const std::exception_ptr& error) {
     if (!ends_connection(to_error(error, Blame::Remote).blame())) return false;
-    if (rpc::detail::CoreCalls::is_lost(*core_, to_.rank)) return true;
+    if (call::detail::CoreCalls::is_lost(*core_, to_.rank)) return true;
     if (!std::exchange(depends_on_it_, true))
-      rpc::detail::CoreCalls::depend_on(*core_, to_.rank, +1);
-    rpc::detail::CoreCalls::look_after(*core_, to_.rank);
+      call::detail::CoreCalls::depend_on(*core_, to_.rank, +1);
+    call::detail::CoreCalls::look_after(*core_, to_.rank);
     return false;
   }
   // From here on a graceful shutdown does not wait for this message.
   void be_patient() {
-    if (std::exchange(is_awaited_, false)) rpc::detail::CoreCalls::hold_activity(*core_, -1);
+    if (std::exchange(is_awaited_, false)) call::detail::CoreCalls::hold_activity(*core_, -1);
   }
 
-  const std::shared_ptr<rpc::AgentCore> core_;
-  const rpc::Recipient to_;
+  const std::shared_ptr<call::AgentCore> core_;
+  const call::Recipient to_;
   const rpc::MessageKind kind_;
   const Arguments arguments_;
   const ControlOptions options_;
@@ -146,9 +146,9 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
 // Sends the message until it is answered. The future is done then; it fails if all attempts have
 // failed, if the worker did not answer a liveness probe, or if it has left.
 template <auto F>
-Future<void> control(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Recipient& to,
+Future<void> control(const std::shared_ptr<call::AgentCore>& core, const call::Recipient& to,
                      rpc::MessageKind kind,
-                     typename rpc::detail::FunctionBody<F>::Arguments arguments,
+                     typename call::detail::FunctionBody<F>::Arguments arguments,
                      ControlOptions options = {}) {
   auto attempts = std::make_shared<detail::Attempts<F>>(core, to, kind, std::move(arguments),
                                                         std::move(options));

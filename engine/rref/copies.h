@@ -36,12 +36,12 @@ struct FetchBody {
 
   static std::string name() { return "weft::RRef::fetch"; }
   static std::vector<std::byte> value() { return {}; }
-  static std::optional<Future<void>> first(rpc::AgentCore& core, const void* arguments) {
+  static std::optional<Future<void>> first(call::AgentCore& core, const void* arguments) {
     return wait_for<T>(rref::references_of(core),
                        std::get<0>(*static_cast<const Arguments*>(arguments)));
   }
-  static void run(rpc::AgentCore&, const std::shared_ptr<void>& arguments,
-                  const rpc::detail::CompletionRef<T>& to) {
+  static void run(call::AgentCore&, const std::shared_ptr<void>& arguments,
+                  const call::detail::CompletionRef<T>& to) {
     try {
       const Target& target = std::get<0>(*static_cast<const Arguments*>(arguments.get()));
       const auto value = std::static_pointer_cast<OwnedValue<T>>(target.owned)->value();
@@ -59,29 +59,29 @@ struct FetchBody {
 
 // Stores the copy of a value on the worker that will own it.
 template <class T>
-struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
+struct ArrivedCopyBody : call::detail::StartsAtOnce {
   using Arguments = std::tuple<Id, ForkId, T>;
   using Result = void;
   using Signature = void(RRef<T>, T);
 
   static std::string name() { return "weft::RRef::copy"; }
   static std::vector<std::byte> value() { return {}; }
-  static void run(rpc::AgentCore& core, const std::shared_ptr<void>& arguments,
-                  const rpc::detail::CompletionRef<void>& to) {
+  static void run(call::AgentCore& core, const std::shared_ptr<void>& arguments,
+                  const call::detail::CompletionRef<void>& to) {
     std::shared_ptr<OwnedValue<T>> owned;
     try {
       auto& [id, fork, copy] = *static_cast<Arguments*>(arguments.get());
       const int holder = rank_in(fork);
-      if (rank_in(id) != holder || rpc::detail::CoreCalls::is_self(core, holder)) {
+      if (rank_in(id) != holder || call::detail::CoreCalls::is_self(core, holder)) {
         throw Error(Blame::Caller, "a copy with the ids " + to_text(id) + " and " + to_text(fork) +
                                        " does not name one other worker as its holder");
       }
       References& references = rref::references_of(core);
       const bool is_announced = references.values().has_fork(id, fork);
-      owned = references.values().adopt<T>(id, fork, rpc::made_by(fork));
+      owned = references.values().adopt<T>(id, fork, call::made_by(fork));
       // The holder may have died, and then it would not end the fork.
-      if (!is_announced) rpc::detail::CoreCalls::look_after(core, holder);
-      owned->set(std::make_shared<T>(std::move(copy)), rpc::detail::enqueued(core));
+      if (!is_announced) call::detail::CoreCalls::look_after(core, holder);
+      owned->set(std::make_shared<T>(std::move(copy)), call::detail::enqueued(core));
     } catch (...) {
       if (owned) owned->fail(std::current_exception());
       return to->fail(std::current_exception());
@@ -95,31 +95,31 @@ template <class T>
 struct CopyBody {
   // The two integers are the rank and generation of the worker that gets the copy.
   using Arguments = std::tuple<Target, std::int32_t, std::int32_t, Id, ForkId>;
-  using Result = rpc::Outcome;  // an error keeps its blame
-  using Signature = rpc::Outcome(RRef<T>, int);
+  using Result = call::Outcome;  // an error keeps its blame
+  using Signature = call::Outcome(RRef<T>, int);
 
   static std::string name() { return "weft::RRef::copy_to"; }
   static std::vector<std::byte> value() { return {}; }
-  static std::optional<Future<void>> first(rpc::AgentCore& core, const void* arguments) {
+  static std::optional<Future<void>> first(call::AgentCore& core, const void* arguments) {
     return wait_for<T>(rref::references_of(core),
                        std::get<0>(*static_cast<const Arguments*>(arguments)));
   }
-  static void run(rpc::AgentCore&, const std::shared_ptr<void>& arguments,
-                  const rpc::detail::CompletionRef<rpc::Outcome>& asker) {
+  static void run(call::AgentCore&, const std::shared_ptr<void>& arguments,
+                  const call::detail::CompletionRef<call::Outcome>& asker) {
     const auto end = [asker](const std::exception_ptr& error) {
-      asker->succeed(rpc::outcome_of(error), nullptr);
+      asker->succeed(call::outcome_of(error), nullptr);
     };
     try {
       const auto& [target, to, generation, id, fork] =
           *static_cast<const Arguments*>(arguments.get());
       const auto value = std::static_pointer_cast<OwnedValue<T>>(target.owned)->value();
       weft::detail::hand_over_referred(*value);
-      const rpc::CallOptions options{{to, generation},
-                                     rpc::detail::CoreCalls::time_left(),
-                                     rpc::MessageKind::Create,
-                                     /*on_loop=*/true};
-      rpc::call<ArrivedCopyBody<T>>(rpc::detail::CoreCalls::current_core("copy_to()"), options,
-                                    {id, fork, T(*value)})
+      const call::CallOptions options{{to, generation},
+                                      call::detail::CoreCalls::time_left(),
+                                      rpc::MessageKind::Create,
+                                      /*on_loop=*/true};
+      call::issue<ArrivedCopyBody<T>>(call::detail::CoreCalls::current_core("copy_to()"), options,
+                                      {id, fork, T(*value)})
           .on_done_light([end](const Future<void>& ended) { end(ended.error()); });
     } catch (...) {
       end(std::current_exception());
@@ -133,17 +133,18 @@ template <class T>
 WEFT_API void exists(const T&) {}
 
 template <auto F, class T>
-using ResultOf = typename rpc::detail::MethodShape<
-    std::remove_const_t<decltype(rpc::detail::NamingOf<F>::function)>, T>::Result;
+using ResultOf =
+    typename MethodShape<std::remove_const_t<decltype(call::detail::NamingOf<F>::function)>,
+                         T>::Result;
 
 // Completes with the call's result or, if that comes first, the error that there will be no value.
 template <class R>
-Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core,
+Future<R> unless_not_created(const std::shared_ptr<call::AgentCore>& core,
                              const std::shared_ptr<Handle>& handle, Future<R> called) {
   if (!handle->created() || (handle->created()->done() && !handle->created()->failed()))
     return called;
   auto over = std::make_shared<std::atomic<bool>>(false);
-  Promise<R> promise(rpc::detail::CoreCalls::executor(*core));
+  Promise<R> promise(call::detail::CoreCalls::executor(*core));
   auto result = promise.future();
   handle->created()->on_done_light([over, promise, handle](const Future<void>& created) {
     if (!created.failed() || over->exchange(true)) return;
@@ -181,9 +182,9 @@ struct CannotBeCopied : weft::detail::Refusal {
 template <class T>
 consteval auto refusal_of_copy() {
   if constexpr (std::is_void_v<T> || std::is_copy_constructible_v<T>) {
-    return rpc::detail::RefusalOfResult<T>();
+    return call::detail::RefusalOfResult<T>();
   } else {
-    return weft::detail::first_of(rpc::detail::RefusalOfResult<T>(), CannotBeCopied<T>());
+    return weft::detail::first_of(call::detail::RefusalOfResult<T>(), CannotBeCopied<T>());
   }
 }
 template <class T>

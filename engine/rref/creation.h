@@ -14,25 +14,23 @@
 #include <weft/engine/rref/body.h>
 #include <weft/engine/rref/references.h>
 
-namespace weft::rpc {
+namespace weft::rref {
 namespace detail {
 
-WEFT_API std::shared_ptr<rref::Handle> owner_handle(const std::shared_ptr<AgentCore>& core,
-                                                    rref::Id id,
-                                                    std::shared_ptr<rref::Owned> owned);
-WEFT_API std::shared_ptr<rref::Handle> user_handle(const std::shared_ptr<AgentCore>& core,
-                                                   rref::Id id, rref::ForkId fork,
-                                                   const Member& owner, const Future<void>& created,
-                                                   const rref::Origin& origin);
+WEFT_API std::shared_ptr<Handle> owner_handle(const std::shared_ptr<call::AgentCore>& core, Id id,
+                                              std::shared_ptr<Owned> owned);
+WEFT_API std::shared_ptr<Handle> user_handle(const std::shared_ptr<call::AgentCore>& core, Id id,
+                                             ForkId fork, const call::Member& owner,
+                                             const Future<void>& created, const Origin& origin);
 // Tells the owner of a value that its creation has failed here: others may wait for it.
-WEFT_API void will_not_come(const std::shared_ptr<AgentCore>& core, int owner, rref::Id id,
+WEFT_API void will_not_come(const std::shared_ptr<call::AgentCore>& core, int owner, Id id,
                             const std::exception_ptr& why);
 
 // The arguments of a creation: the RRef's id, the caller's fork, and the body's.
-using CreationArguments = std::tuple<rref::Id, rref::ForkId, msgpack::object>;
+using CreationArguments = std::tuple<Id, ForkId, msgpack::object>;
 
 template <class R>
-void serve_creation(const std::shared_ptr<IncomingCall>& call, rref::Id id, rref::ForkId fork,
+void serve_creation(const std::shared_ptr<call::IncomingCall>& call, Id id, ForkId fork,
                     std::shared_ptr<void> arguments, First first, Run<R> run) {
   const auto value = rref::references_of(*call->core())
                          .values()
@@ -55,7 +53,8 @@ void serve_creation(const std::shared_ptr<IncomingCall>& call, rref::Id id, rref
 // A call whose result stays.
 template <class Body>
 struct Created {
-  static void serve(const std::shared_ptr<IncomingCall>& call, const msgpack::object& object) {
+  static void serve(const std::shared_ptr<call::IncomingCall>& call,
+                    const msgpack::object& object) {
     using Arguments = typename Body::Arguments;
     const auto [id, fork, packed] = unpack_tuple<CreationArguments>(object);
     serve_creation<typename Body::Result>(
@@ -63,36 +62,37 @@ struct Created {
         &Body::run);
   }
 
-  inline static const Function& entered =
-      *enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/true, Body::value(),
-                   &Created::serve));
+  inline static const call::Function& entered =
+      *call::enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/true,
+                         Body::value(), &Created::serve));
 };
 
 // Receives the end of a creation on this worker itself. It does not wait for work that is enqueued
 // for the value: users of the value do.
-WEFT_API CompletionRef<void> ends_here(const std::shared_ptr<AgentCore>& core,
-                                       const Function& function, std::uint64_t id);
+WEFT_API CompletionRef<void> ends_here(const std::shared_ptr<call::AgentCore>& core,
+                                       const call::Function& function, std::uint64_t id);
 
-WEFT_API std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& core,
-                                                    const Function& function,
-                                                    const CallOptions& options,
-                                                    const Packed& packed);
+WEFT_API std::shared_ptr<Handle> create_there(const std::shared_ptr<call::AgentCore>& core,
+                                              const call::Function& function,
+                                              const call::CallOptions& options,
+                                              const Packed& packed);
 
 template <class R>
-std::shared_ptr<rref::Handle> create_here(const std::shared_ptr<AgentCore>& core,
-                                          const Function& function, const CallOptions& options,
-                                          const std::shared_ptr<void>& arguments, First first,
-                                          Run<R> run) {
-  const rref::Id id = rref::references_of(*core).next_id();
+std::shared_ptr<Handle> create_here(const std::shared_ptr<call::AgentCore>& core,
+                                    const call::Function& function,
+                                    const call::CallOptions& options,
+                                    const std::shared_ptr<void>& arguments, First first,
+                                    Run<R> run) {
+  const Id id = references_of(*core).next_id();
   Promise<void> promise(CoreCalls::executor(*core));
-  auto value = std::make_shared<rref::OwnedValue<R>>(CoreCalls::executor(*core), id);
+  auto value = std::make_shared<OwnedValue<R>>(CoreCalls::executor(*core), id);
   // Where the creation fails by its time limit, or does not even begin.
   promise.future().on_done_light([value](const Future<void>& ended) {
     if (const auto error = ended.error()) value->fail(error);
   });
   CoreCalls::call_here(
       *core, function, options, first != nullptr ? first(*core, arguments.get()) : std::nullopt,
-      std::make_unique<PendingResult<void>>(std::move(promise)), [&](std::uint64_t call) {
+      std::make_unique<call::PendingResult<void>>(std::move(promise)), [&](std::uint64_t call) {
         return Task([core, arguments, value, run, &function, call] {
           run(*core, arguments,
               std::make_shared<StoreResult<R>>(core, function, value,
@@ -106,11 +106,11 @@ std::shared_ptr<rref::Handle> create_here(const std::shared_ptr<AgentCore>& core
 
 // A call whose result stays where it was made; returns at once.
 template <class Body>
-std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, CallOptions options,
-                                     typename Body::Arguments arguments) {
+std::shared_ptr<Handle> create(const std::shared_ptr<call::AgentCore>& core,
+                               call::CallOptions options, typename Body::Arguments arguments) {
   using Arguments = typename Body::Arguments;
-  const Function& function = detail::shown(detail::Created<Body>::entered, arguments);
-  options.kind = MessageKind::Create;
+  const call::Function& function = detail::shown(detail::Created<Body>::entered, arguments);
+  options.kind = rpc::MessageKind::Create;
   if (!detail::CoreCalls::is_self(*core, options.to.rank))
     return detail::create_there(core, function, options, {&arguments, &detail::pack_as<Arguments>});
   return detail::create_here<typename Body::Result>(
@@ -118,4 +118,4 @@ std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Cal
       &Body::run);
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::rref

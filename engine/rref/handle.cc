@@ -26,7 +26,7 @@ std::exception_ptr not_created(const std::string& reference, const std::exceptio
     why = error.text();
     ranks = error.ranks();
   } catch (...) {
-    why = rpc::text_of(cause);
+    why = call::text_of(cause);
   }
   return std::make_exception_ptr(
       rpc::CreationError(Error(blame, reference + " was not created: " + why).with_ranks(ranks)));
@@ -52,13 +52,13 @@ void Owned::let_go_of(std::shared_ptr<void> value) noexcept {
   if (executor && executor->inside()) executor->run(Task([kept = std::move(value)] {}));
 }
 
-Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::Member owner,
+Handle::Handle(std::weak_ptr<call::AgentCore> core, Id id, call::Member owner,
                std::shared_ptr<Owned> owned)
     : core_(std::move(core)), id_(id), owner_(std::move(owner)), owned_(std::move(owned)) {
   references_of(*core_.lock()).values().hold_here(id_, owned_);
 }
 
-Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::Member owner,
+Handle::Handle(std::weak_ptr<call::AgentCore> core, Id id, ForkId fork, call::Member owner,
                Future<void> confirmed, std::optional<Future<void>> created, const Origin& origin)
     : core_(std::move(core)),
       id_(id),
@@ -93,7 +93,7 @@ Handle::~Handle() {
       });
 }
 
-std::shared_ptr<rpc::AgentCore> Handle::core() const {
+std::shared_ptr<call::AgentCore> Handle::core() const {
   auto agent = core_.lock();
   if (agent) agent->lifetime().require_own();
   if (!agent || agent->closed()) {

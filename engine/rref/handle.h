@@ -23,7 +23,7 @@
 #include <weft/engine/call/types.h>
 #include <weft/engine/future/future.h>
 
-namespace weft::rpc {
+namespace weft::call {
 class AgentCore;
 }
 
@@ -34,7 +34,7 @@ using Id = std::uint64_t;
 using ForkId = std::uint64_t;
 // "(2, 17)".
 WEFT_API std::string to_text(std::uint64_t id);
-using rpc::rank_in;
+using call::rank_in;
 
 // Where a user's reference came from.
 struct Origin {
@@ -55,7 +55,7 @@ class WEFT_API Owned {
   // Done when the value has been created; fails with a CreationError.
   Future<void> created() const { return promise_.future(); }
   // Does nothing if the value has been created or has failed. A function's own exception is passed
-  // as a RemoteError (rpc::detail::thrown_by).
+  // as a RemoteError (call::detail::thrown_by).
   void fail(const std::exception_ptr& cause) noexcept;
   const std::type_info& type() const { return type_; }
   // True if destroying the value costs next to nothing and runs no user code.
@@ -110,11 +110,11 @@ class OwnedValue final : public Owned {
 class WEFT_API Handle {
  public:
   // For the owner.
-  Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::Member owner,
+  Handle(std::weak_ptr<call::AgentCore> core, Id id, call::Member owner,
          std::shared_ptr<Owned> owned);
   // For a user. `confirmed`: the owner knows the fork. `created`: only if this worker asked for the
   // creation.
-  Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::Member owner,
+  Handle(std::weak_ptr<call::AgentCore> core, Id id, ForkId fork, call::Member owner,
          Future<void> confirmed, std::optional<Future<void>> created, const Origin& origin);
   // Ends a user's reference: tells the owner, once the owner knows of it.
   ~Handle();
@@ -122,12 +122,12 @@ class WEFT_API Handle {
   Handle& operator=(const Handle&) = delete;
 
   // Throws Caller if the agent has shut down.
-  std::shared_ptr<rpc::AgentCore> core() const;
+  std::shared_ptr<call::AgentCore> core() const;
   Id id() const { return id_; }
   ForkId fork() const { return fork_; }
   const rpc::WorkerInfo& owner() const { return owner_.worker; }
   // The owner in its generation, not a later worker with its rank.
-  rpc::Recipient to_owner() const { return {owner_.worker.rank, owner_.generation}; }
+  call::Recipient to_owner() const { return {owner_.worker.rank, owner_.generation}; }
   const std::shared_ptr<Owned>& owned() const { return owned_; }  // null for users
   bool is_owner() const { return owned_ != nullptr; }
   const Origin& origin() const { return origin_; }
@@ -139,10 +139,10 @@ class WEFT_API Handle {
   void require_created() const;
 
  private:
-  const std::weak_ptr<rpc::AgentCore> core_;
+  const std::weak_ptr<call::AgentCore> core_;
   const Id id_;
   const ForkId fork_ = 0;
-  const rpc::Member owner_;
+  const call::Member owner_;
   const std::shared_ptr<Owned> owned_;
   const Future<void> confirmed_;
   const std::optional<Future<void>> created_;

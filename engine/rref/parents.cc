@@ -7,7 +7,7 @@
 namespace weft::rref {
 
 void Parents::keep(ForkId child, std::shared_ptr<Handle> parent,
-                   const rpc::WorkerGeneration& receiver) {
+                   const call::WorkerGeneration& receiver) {
   MutexLock lock(mutex_);
   parents_.insert_or_assign(child, Parent{std::move(parent), receiver});
 }
@@ -35,7 +35,7 @@ bool Parents::await(int rank) const {
 }
 
 std::size_t Parents::workers_lost(
-    const std::function<bool(const rpc::WorkerGeneration&)>& is_lost) {
+    const std::function<bool(const call::WorkerGeneration&)>& is_lost) {
   std::vector<Parent> ended;  // destroyed after the lock
   MutexLock lock(mutex_);
   for (auto it = parents_.begin(); it != parents_.end();) {

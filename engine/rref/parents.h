@@ -19,21 +19,21 @@ namespace weft::rref {
 
 class WEFT_API Parents {
  public:
-  void keep(ForkId child, std::shared_ptr<Handle> parent, const rpc::WorkerGeneration& receiver);
+  void keep(ForkId child, std::shared_ptr<Handle> parent, const call::WorkerGeneration& receiver);
   // Called when the owner knows the child, or the child will never be.
   void child_accepted(ForkId child);
   bool keeps_parent_of(ForkId child) const;
   // True if that worker is to accept a child.
   bool await(int rank) const;
   // Drops the parents of children of lost workers; returns their number.
-  std::size_t workers_lost(const std::function<bool(const rpc::WorkerGeneration&)>& is_lost);
+  std::size_t workers_lost(const std::function<bool(const call::WorkerGeneration&)>& is_lost);
   // Drops all.
   void close();
 
  private:
   struct Parent {
     std::shared_ptr<Handle> handle;
-    rpc::WorkerGeneration receiver;
+    call::WorkerGeneration receiver;
   };
   mutable Mutex mutex_;
   std::unordered_map<ForkId, Parent> parents_ WEFT_GUARDED_BY(mutex_);  // by child

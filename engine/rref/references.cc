@@ -9,11 +9,11 @@
 namespace weft::rref {
 
 std::uint64_t References::next_id() {
-  return rpc::number_of(core_.self().rank, core_.identity().first_id() + next_++);
+  return call::number_of(core_.self().rank, core_.identity().first_id() + next_++);
 }
 
 void References::keep_parent(ForkId child, std::shared_ptr<Handle> parent,
-                             const rpc::WorkerGeneration& receiver) {
+                             const call::WorkerGeneration& receiver) {
   parents_.keep(child, std::move(parent), receiver);
   end_if_late(receiver);
 }
@@ -24,7 +24,7 @@ bool References::has_or_ends(ForkId fork) {
   return false;
 }
 
-void References::end_if_late(const rpc::WorkerGeneration& holder) {
+void References::end_if_late(const call::WorkerGeneration& holder) {
   if (core_.members().has_successor(holder))
     worker_lost(holder.rank, static_cast<std::uint16_t>(holder.generation + 1));
 }
@@ -32,7 +32,7 @@ void References::end_if_late(const rpc::WorkerGeneration& holder) {
 bool References::concerns(int rank) const { return values_.concerns(rank) || parents_.await(rank); }
 
 void References::worker_lost(int rank, std::optional<std::uint16_t> successor) {
-  const auto is_lost = [rank, successor](const rpc::WorkerGeneration& worker) {
+  const auto is_lost = [rank, successor](const call::WorkerGeneration& worker) {
     return worker.rank == rank && (!successor || worker.is_before(*successor));
   };
   const std::size_t forks = values_.workers_lost(is_lost);
@@ -52,17 +52,17 @@ void References::count(rpc::DebugInfo& info) const {
   values_.count(info);
 }
 
-std::shared_ptr<rpc::SentReferences> References::references_to(const rpc::Recipient& worker) {
+std::shared_ptr<call::SentReferences> References::references_to(const call::Recipient& worker) {
   return std::make_shared<ForkWriter>(core_, worker);
 }
 
 void References::with_references_from(int worker,
-                                      const std::function<void(rpc::ReceivedReferences&)>& read) {
+                                      const std::function<void(call::ReceivedReferences&)>& read) {
   ForkReader forks(core_, worker);
   read(forks);
 }
 
-References& references_of(rpc::AgentCore& core) {
+References& references_of(call::AgentCore& core) {
   return static_cast<References&>(core.extensions().references());
 }
 

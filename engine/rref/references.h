@@ -28,7 +28,7 @@
 #include <weft/engine/rref/users.h>
 #include <weft/engine/rref/values.h>
 
-namespace weft::rpc {
+namespace weft::call {
 class AgentCore;
 }
 
@@ -54,7 +54,7 @@ struct ReferenceRecord {
   Id id = 0;
   std::int32_t owner = -1;  // rank
   std::string owner_name;
-  rpc::Generation generation = 0;  // of the owner
+  call::Generation generation = 0;  // of the owner
   ForkId fork = 0;
   std::uint64_t type = 0;  // a hash of the type's name
   WEFT_FIELDS(id, owner, owner_name, generation, fork, type)
@@ -62,9 +62,9 @@ struct ReferenceRecord {
 
 class ForkWriter;
 
-class WEFT_API References final : public rpc::ReferenceExtension {
+class WEFT_API References final : public call::ReferenceExtension {
  public:
-  explicit References(rpc::AgentCore& core) : core_(core), values_(core) {}
+  explicit References(call::AgentCore& core) : core_(core), values_(core) {}
 
   Values& values() { return values_; }
   Users& users() { return users_; }
@@ -73,17 +73,17 @@ class WEFT_API References final : public rpc::ReferenceExtension {
 
   // Keeps the parent until the receiver says that the owner knows the child.
   void keep_parent(ForkId child, std::shared_ptr<Handle> parent,
-                   const rpc::WorkerGeneration& receiver);
+                   const call::WorkerGeneration& receiver);
   // True if a handle of this worker is that fork; if not, it never will be.
   bool has_or_ends(ForkId fork);
   // Ends forks that were just given to a worker that had already left.
-  void end_if_late(const rpc::WorkerGeneration& holder);
+  void end_if_late(const call::WorkerGeneration& holder);
 
-  std::shared_ptr<rpc::SentReferences> references_to(const rpc::Recipient& worker) override;
+  std::shared_ptr<call::SentReferences> references_to(const call::Recipient& worker) override;
   void with_references_from(int worker,
-                            const std::function<void(rpc::ReceivedReferences&)>& read) override;
+                            const std::function<void(call::ReceivedReferences&)>& read) override;
   void ask_which_arrived(int worker,
-                         const std::vector<std::shared_ptr<rpc::SentReferences>>& sent) override;
+                         const std::vector<std::shared_ptr<call::SentReferences>>& sent) override;
   void give_back_reply(int callee, std::uint64_t call) override;
   void count(rpc::DebugInfo& info) const override;
   // Describes each living handle of a user and its origin.
@@ -98,7 +98,7 @@ class WEFT_API References final : public rpc::ReferenceExtension {
   void close() override;
 
  private:
-  rpc::AgentCore& core_;
+  call::AgentCore& core_;
   std::atomic<std::uint64_t> next_{1};
   Values values_;
   Users users_;
@@ -106,7 +106,7 @@ class WEFT_API References final : public rpc::ReferenceExtension {
 };
 
 // The agent's own.
-WEFT_API References& references_of(rpc::AgentCore& core);
+WEFT_API References& references_of(call::AgentCore& core);
 
 // Makes `target` keep its value. Done when the value has been created.
 template <class T>
@@ -118,19 +118,19 @@ Future<void> wait_for(References& references, const Target& target) {
 // Makes a reference to a value that a third worker is `asked` to send to `owner`, and tells the
 // owner that this worker holds it. `made` is `asked`, or fails earlier if the original was not
 // created; if it fails, the owner is told that nothing will come. Keeps `original` meanwhile.
-WEFT_API std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core,
-                                              const rpc::Member& owner, Id id, ForkId fork,
-                                              const Future<rpc::Outcome>& asked,
-                                              const Future<rpc::Outcome>& made,
+WEFT_API std::shared_ptr<Handle> expect_there(const std::shared_ptr<call::AgentCore>& core,
+                                              const call::Member& owner, Id id, ForkId fork,
+                                              const Future<call::Outcome>& asked,
+                                              const Future<call::Outcome>& made,
                                               std::shared_ptr<Handle> original, Place place);
 
 // Tells the owner that no creation of that value will come.
-WEFT_API void tell_will_not_come(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id,
-                                 const rpc::Outcome& why);
+WEFT_API void tell_will_not_come(const std::shared_ptr<call::AgentCore>& core, int owner, Id id,
+                                 const call::Outcome& why);
 // Writes the references of one message to a worker.
-class WEFT_API ForkWriter final : public rpc::SentReferences {
+class WEFT_API ForkWriter final : public call::SentReferences {
  public:
-  ForkWriter(rpc::AgentCore& core, const rpc::Recipient& to) : core_(core), to_(to) {}
+  ForkWriter(call::AgentCore& core, const call::Recipient& to) : core_(core), to_(to) {}
   void pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle, std::uint64_t type);
   // Called when the message will not be sent: ends its references. undo() and list_open() are
   // thread-safe.
@@ -143,17 +143,17 @@ class WEFT_API ForkWriter final : public rpc::SentReferences {
   bool is_over() const override;
 
  private:
-  rpc::AgentCore& core_;
-  const rpc::Recipient to_;
+  call::AgentCore& core_;
+  const call::Recipient to_;
   mutable Mutex mutex_;  // guards the members below once the message is written
   std::vector<std::pair<Id, ForkId>> forks_;  // to values owned here
   std::vector<ForkId> children_;
 };
 
 // Reads the references of one message from a worker.
-class WEFT_API ForkReader final : public rpc::ReceivedReferences {
+class WEFT_API ForkReader final : public call::ReceivedReferences {
  public:
-  ForkReader(rpc::AgentCore& core, int from) : core_(core), from_(from) {}
+  ForkReader(call::AgentCore& core, int from) : core_(core), from_(from) {}
   // `own` finds the value if this worker is the owner. Null for an empty RRef.
   std::shared_ptr<Handle> unpack(const msgpack::object& object, std::uint64_t type,
                                  const std::function<std::shared_ptr<Owned>(References&, Id)>& own);
@@ -161,7 +161,7 @@ class WEFT_API ForkReader final : public rpc::ReceivedReferences {
   std::vector<Future<void>> take_unconfirmed() override { return std::move(unconfirmed_); }
 
  private:
-  rpc::AgentCore& core_;
+  call::AgentCore& core_;
   const int from_;
   std::vector<Future<void>> unconfirmed_;
 };

@@ -33,7 +33,7 @@ class Methods {
   template <auto F, class... A>
   auto sync(A&&... arguments) const  // static_cast<R (M::*)(P...)>(&M::f)
       -> detail::ResultOf<F, T> {
-    if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/false, A...>::accept()) {
+    if constexpr (detail::RefusalOfMethod<F, T, /*stays=*/false, A...>::accept()) {
       return issue<F>(std::forward<A>(arguments)...).get_own();
     } else {
       std::terminate();
@@ -43,8 +43,8 @@ class Methods {
   template <auto F, class... A>
   auto async(A&&... arguments) const  // static_cast<R (M::*)(P...)>(&M::f)
       -> Future<detail::ResultOf<F, T>> {
-    if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/false, A...>::accept()) {
-      return rpc::detail::tracked(
+    if constexpr (detail::RefusalOfMethod<F, T, /*stays=*/false, A...>::accept()) {
+      return call::detail::tracked(
           detail::until_answered(issue<F>(std::forward<A>(arguments)...), reference().handle()));
     } else {
       std::terminate();
@@ -54,12 +54,12 @@ class Methods {
   template <auto F, class... A>
   auto remote(A&&... arguments) const  // static_cast<R (M::*)(P...)>(&M::f)
       -> RRef<detail::ResultOf<F, T>> {
-    if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/true, A...>::accept()) {
-      using Naming = rpc::detail::NamingOf<F>;
-      using Body = rpc::detail::MethodBody<Naming::function, T>;
+    if constexpr (detail::RefusalOfMethod<F, T, /*stays=*/true, A...>::accept()) {
+      using Naming = call::detail::NamingOf<F>;
+      using Body = detail::MethodBody<Naming::function, T>;
       const auto core = reference().usable();
-      auto made = rpc::create<Body>(core, call_options(*core, Naming::on_loop),
-                                    arguments_of<Body>(std::forward<A>(arguments)...));
+      auto made = rref::create<Body>(core, call_options(*core, Naming::on_loop),
+                                     arguments_of<Body>(std::forward<A>(arguments)...));
       if (const auto& asked = made->created())
         static_cast<void>(detail::until_answered(*asked, reference().handle()));
       return RRef<typename Body::Result>(std::move(made));
@@ -71,17 +71,17 @@ class Methods {
  private:
   template <auto F, class... A>
   auto issue(A&&... arguments) const {
-    using Naming = rpc::detail::NamingOf<F>;
-    using Body = rpc::detail::MethodBody<Naming::function, T>;
+    using Naming = call::detail::NamingOf<F>;
+    using Body = detail::MethodBody<Naming::function, T>;
     const auto core = reference().usable();
     return detail::unless_not_created(
         core, reference().handle(),
-        rpc::call<Body>(core, call_options(*core, Naming::on_loop),
-                        arguments_of<Body>(std::forward<A>(arguments)...)));
+        call::issue<Body>(core, call_options(*core, Naming::on_loop),
+                          arguments_of<Body>(std::forward<A>(arguments)...)));
   }
-  rpc::CallOptions call_options(rpc::AgentCore& core, bool on_loop) const {
+  call::CallOptions call_options(call::AgentCore& core, bool on_loop) const {
     const auto limit =
-        rpc::detail::CoreCalls::limit(core, static_cast<const Self&>(*this).call_limit());
+        call::detail::CoreCalls::limit(core, static_cast<const Self&>(*this).call_limit());
     return {reference().handle()->to_owner(), limit, rpc::MessageKind::Call, on_loop};
   }
   template <class Body, class... A>
@@ -122,11 +122,11 @@ class RRef : public rref::Methods<T, RRef<T>> {
   // Makes a value that this worker owns.
   template <class U = T>
   requires(!std::is_void_v<U>) RRef(const rpc::Agent& agent, std::type_identity_t<U> value)
-      : RRef(own(rpc::detail::CoreCalls::of(agent), std::move(value))) {}
+      : RRef(own(call::detail::CoreCalls::of(agent), std::move(value))) {}
   // The same inside a called function, for the agent that runs it; throws Caller elsewhere.
   template <class U = T>
   requires(!std::is_void_v<U>) explicit RRef(std::type_identity_t<U> value)
-      : RRef(own(rpc::detail::CoreCalls::current_core("RRef(value)"), std::move(value))) {}
+      : RRef(own(call::detail::CoreCalls::current_core("RRef(value)"), std::move(value))) {}
   // For Weft's own use: reports a value of another type.
   template <class Given>
   requires(!std::is_void_v<T> && !std::is_convertible_v<Given, T>)
@@ -165,12 +165,12 @@ class RRef : public rref::Methods<T, RRef<T>> {
   RRef copy_to(const rpc::Destination& to) const {
     if constexpr (rref::detail::RefusalOfCopy<T>::accept()) {
       const auto core = usable();
-      auto options = rpc::detail::CoreCalls::call_options(*core, to);
+      auto options = call::detail::CoreCalls::call_options(*core, to);
       rref::References& references = rref::references_of(*core);
       const rref::Id id = references.next_id();
-      if (rpc::detail::CoreCalls::is_self(*core, options.to.rank)) {
+      if (call::detail::CoreCalls::is_self(*core, options.to.rank)) {
         auto copy =
-            std::make_shared<rref::OwnedValue<T>>(rpc::detail::CoreCalls::executor(*core), id);
+            std::make_shared<rref::OwnedValue<T>>(call::detail::CoreCalls::executor(*core), id);
         fetch(options.limit).on_done_light([copy, kept = handle_](const Future<T>& fetched) {
           try {
             if (const auto error = fetched.error()) std::rethrow_exception(error);
@@ -179,13 +179,13 @@ class RRef : public rref::Methods<T, RRef<T>> {
             copy->fail(std::current_exception());
           }
         });
-        return RRef(rpc::detail::owner_handle(core, id, std::move(copy)));
+        return RRef(rref::detail::owner_handle(core, id, std::move(copy)));
       }
       const rref::ForkId fork = references.next_id();
-      const rpc::Member receiver = rpc::detail::CoreCalls::member(*core, options.to);
+      const call::Member receiver = call::detail::CoreCalls::member(*core, options.to);
       options.to = handle_->to_owner();
       options.kind = rpc::MessageKind::Create;
-      const auto asked = rpc::call<rref::detail::CopyBody<T>>(
+      const auto asked = call::issue<rref::detail::CopyBody<T>>(
           core, options, {handle_->id(), receiver.worker.rank, receiver.generation, id, fork});
       const auto made = rref::detail::unless_not_created(core, handle_, asked);
       return RRef(rref::expect_there(core, receiver, id, fork, asked, made, handle_, to.place()));
@@ -213,7 +213,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
       throw Error(Blame::Caller, "local_value() of RRef " + rref::to_text(handle_->id()) +
                                      " (fork " + rref::to_text(handle_->fork()) +
                                      ") asked for on rank " +
-                                     std::to_string(rpc::detail::CoreCalls::self(*usable())) +
+                                     std::to_string(call::detail::CoreCalls::self(*usable())) +
                                      ", which does not own it: its owner is " + describe(owner()) +
                                      "; use to_here(), or call a method on it");
     }
@@ -239,7 +239,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
   }
   const std::shared_ptr<rref::Handle>& handle_or_null() const { return handle_; }
   // The agent, if the reference can be used. Throws Caller after shutdown, and CreationError.
-  std::shared_ptr<rpc::AgentCore> usable() const {
+  std::shared_ptr<call::AgentCore> usable() const {
     auto core = handle()->core();
     handle_->require_created();
     return core;
@@ -251,25 +251,26 @@ class RRef : public rref::Methods<T, RRef<T>> {
   std::optional<std::chrono::milliseconds> call_limit() const { return std::nullopt; }
 
   template <class U>
-  static std::shared_ptr<rref::Handle> own(const std::shared_ptr<rpc::AgentCore>& core, U value) {
+  static std::shared_ptr<rref::Handle> own(const std::shared_ptr<call::AgentCore>& core, U value) {
     const rref::Id id = rref::references_of(*core).next_id();
-    auto owned = std::make_shared<rref::OwnedValue<U>>(rpc::detail::CoreCalls::executor(*core), id);
-    owned->set(std::make_shared<U>(std::move(value)), rpc::detail::enqueued(*core));
-    return rpc::detail::owner_handle(core, id, std::move(owned));
+    auto owned =
+        std::make_shared<rref::OwnedValue<U>>(call::detail::CoreCalls::executor(*core), id);
+    owned->set(std::make_shared<U>(std::move(value)), call::detail::enqueued(*core));
+    return rref::detail::owner_handle(core, id, std::move(owned));
   }
 
   Future<T> fetched(std::chrono::milliseconds timeout) const {
     const auto core = usable();
-    const auto limit = rpc::detail::CoreCalls::limit(*core, timeout);
+    const auto limit = call::detail::CoreCalls::limit(*core, timeout);
     if (is_owner())
       return fetch_here(core, timeout == kAgentTimeout ? std::chrono::milliseconds(0) : limit);
     return rref::detail::unless_not_created(
         core, handle_,
-        rpc::call<rref::detail::FetchBody<T>>(
+        call::issue<rref::detail::FetchBody<T>>(
             core, {handle_->to_owner(), limit, rpc::MessageKind::Fetch, false}, {handle_->id()}));
   }
   // A limit of 0 means none.
-  Future<T> fetch_here(const std::shared_ptr<rpc::AgentCore>& core,
+  Future<T> fetch_here(const std::shared_ptr<call::AgentCore>& core,
                        std::chrono::milliseconds limit) const {
     auto owned = std::static_pointer_cast<rref::OwnedValue<T>>(handle_->owned());
     // The first caller of take() answers, and the timer holds no value.
@@ -282,7 +283,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
         return std::exchange(promise, std::nullopt);
       }
     };
-    const Promise<T> result_promise(rpc::detail::CoreCalls::executor(*core));
+    const Promise<T> result_promise(call::detail::CoreCalls::executor(*core));
     auto result = result_promise.future();
     auto answer = std::make_shared<Answer>(result_promise);
     owned->created().on_done_light([answer, owned](const Future<void>& created) {
@@ -303,7 +304,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
     });
     if (limit.count() == 0 || result.done()) return result;
     const auto pause =
-        rpc::detail::CoreCalls::after(*core, limit, Task([answer, limit, id = handle_->id()] {
+        call::detail::CoreCalls::after(*core, limit, Task([answer, limit, id = handle_->id()] {
           if (const auto promise = answer->take()) {
             promise->set_error({Blame::Timeout, "RRef " + rref::to_text(id) +
                                                     ", owned here, has no value after " +
@@ -311,7 +312,7 @@ class RRef : public rref::Methods<T, RRef<T>> {
           }
         }));
     result.on_done_light([weak = std::weak_ptr(core), pause](const Future<T>&) {
-      rpc::detail::CoreCalls::drop_pause(weak, pause);
+      call::detail::CoreCalls::drop_pause(weak, pause);
     });
     return result;
   }
@@ -361,7 +362,6 @@ requires(!HasWeftFields<C<T...>>) struct Exposed<C<T...>> {
 // here.
 template <class T>
 void expose_value() {
-  using namespace rpc::detail;
   if constexpr (std::is_void_v<T>) {
     static_cast<void>(Called<FetchBody<T>>::entered.id);
   } else {
@@ -398,7 +398,7 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
         throw weft::Error(weft::Blame::Caller,
                           "an RRef can be sent only in calls: it cannot be encoded on its own");
       }
-      static const std::uint64_t type = weft::rpc::hash_of(typeid(weft::RRef<T>).name());
+      static const std::uint64_t type = weft::call::hash_of(typeid(weft::RRef<T>).name());
       forks->pack(packer, reference.handle_or_null(), type);
       return packer;
     }
@@ -413,7 +413,7 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
         throw weft::Error(weft::Blame::Caller,
                           "an RRef can be sent only in calls: it cannot be decoded on its own");
       }
-      static const std::uint64_t type = weft::rpc::hash_of(typeid(weft::RRef<T>).name());
+      static const std::uint64_t type = weft::call::hash_of(typeid(weft::RRef<T>).name());
       reference = weft::RRef<T>(
           forks->unpack(object, type, [](weft::rref::References& references, weft::rref::Id id) {
             return std::static_pointer_cast<weft::rref::Owned>(references.values().owned<T>(id));

@@ -24,7 +24,7 @@ std::shared_ptr<weft::detail::Executor> Values::executor() const { return core_.
 void Values::wrong_type(Id id, const std::type_info& wanted, const std::type_info& found) {
   // Both are OwnedValue<T>.
   const auto value_of = [](const std::type_info& owned) {
-    const std::string text = rpc::spelled(owned);
+    const std::string text = call::spelled(owned);
     const auto begin = text.find('<') + 1;  // 0 if the name cannot be demangled
     return text.substr(begin, begin == 0 ? text.size() : text.rfind('>') - begin);
   };
@@ -45,7 +45,7 @@ std::exception_ptr creator_gone(Id id) {
 }  // namespace
 
 std::exception_ptr Values::too_late(Id id) const {
-  return core_.members().has_successor(rpc::made_by(id)) ? creator_gone(id) : nullptr;
+  return core_.members().has_successor(call::made_by(id)) ? creator_gone(id) : nullptr;
 }
 
 std::shared_ptr<Owned> Values::find_or_expect(Id id, const Make& make) {
@@ -109,10 +109,10 @@ void Values::expire(Id id) {
                            Error(Blame::Timeout, "the call that creates it did not come")));
   }
   if (const auto late = too_late(id)) return give_up(id, late);
-  core_.liveness().look_after(rank_in(id), rpc::Liveness::Asked::ByTheWay);
+  core_.liveness().look_after(rank_in(id), call::Liveness::Asked::ByTheWay);
 }
 
-std::shared_ptr<Owned> Values::arrive(Id id, ForkId fork, const rpc::WorkerGeneration& holder,
+std::shared_ptr<Owned> Values::arrive(Id id, ForkId fork, const call::WorkerGeneration& holder,
                                       const Make& make) {
   trace::Operation::note(core_.identity().member, trace::Kind::Reference,
                          {.name = "creation came", .sequence = id, .peer = holder.rank});
@@ -142,7 +142,7 @@ std::shared_ptr<Owned> Values::arrive(Id id, ForkId fork, const rpc::WorkerGener
   return owned;
 }
 
-void Values::add_fork(Id id, ForkId fork, const rpc::WorkerGeneration& holder,
+void Values::add_fork(Id id, ForkId fork, const call::WorkerGeneration& holder,
                       const std::shared_ptr<Owned>& owned) {
   trace::Operation::note(core_.identity().member, trace::Kind::Reference,
                          {.name = "fork", .sequence = id, .peer = holder.rank});
@@ -204,7 +204,7 @@ void Values::release_here(Id id) {
 void Values::let_go(std::shared_ptr<Owned> value) {
   if (!value || value->ends_at_once() || !core_.loop()->inside()) return;
   struct Ending {
-    Ending(Values* of, std::shared_ptr<rpc::AgentCore> kept, std::shared_ptr<Owned> last)
+    Ending(Values* of, std::shared_ptr<call::AgentCore> kept, std::shared_ptr<Owned> last)
         : values(of), core(std::move(kept)), value(std::move(last)) {
       ++values->ending_;
     }
@@ -215,7 +215,7 @@ void Values::let_go(std::shared_ptr<Owned> value) {
       --values->ending_;
     }
     Values* values;
-    std::shared_ptr<rpc::AgentCore> core;
+    std::shared_ptr<call::AgentCore> core;
     std::shared_ptr<Owned> value;
   };
   const auto core = core_.weak_from_this().lock();
@@ -298,7 +298,8 @@ bool Values::concerns(int rank) const {
   return false;
 }
 
-std::size_t Values::workers_lost(const std::function<bool(const rpc::WorkerGeneration&)>& is_lost) {
+std::size_t Values::workers_lost(
+    const std::function<bool(const call::WorkerGeneration&)>& is_lost) {
   std::vector<Entry> ended;
   std::vector<Id> expected;
   std::size_t forks = 0;
@@ -307,7 +308,7 @@ std::size_t Values::workers_lost(const std::function<bool(const rpc::WorkerGener
     for (auto it = entries_.begin(); it != entries_.end();) {
       auto& held = it->second.forks;
       // A value that a third worker is to send may come all the same.
-      if (is_lost(rpc::made_by(it->first)) && it->second.is_expected() &&
+      if (is_lost(call::made_by(it->first)) && it->second.is_expected() &&
           !it->second.is_announced(it->first)) {
         expected.push_back(it->first);
       }

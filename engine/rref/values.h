@@ -26,7 +26,7 @@
 #include <weft/engine/rref/ended_ids.h>
 #include <weft/engine/rref/handle.h>
 
-namespace weft::rpc {
+namespace weft::call {
 class AgentCore;
 }
 
@@ -34,7 +34,7 @@ namespace weft::rref {
 
 class WEFT_API Values {
  public:
-  explicit Values(rpc::AgentCore& core) : core_(core) {}
+  explicit Values(call::AgentCore& core) : core_(core) {}
 
   // The value of that id. If none is known, makes an entry for it: its creation may be behind this
   // message. Throws Caller if the value has another type.
@@ -48,7 +48,7 @@ class WEFT_API Values {
   }
   // The creation has come; from now on `holder` holds the fork.
   template <class T>
-  std::shared_ptr<OwnedValue<T>> adopt(Id id, ForkId fork, const rpc::WorkerGeneration& holder) {
+  std::shared_ptr<OwnedValue<T>> adopt(Id id, ForkId fork, const call::WorkerGeneration& holder) {
     auto found =
         arrive(id, fork, holder, [&] { return std::make_shared<OwnedValue<T>>(executor(), id); });
     if (found->type() != typeid(OwnedValue<T>))
@@ -57,7 +57,7 @@ class WEFT_API Values {
   }
   // From now on `holder` holds the fork, unless that has ended already. Idempotent. `owned` is null
   // if it is not known.
-  void add_fork(Id id, ForkId fork, const rpc::WorkerGeneration& holder,
+  void add_fork(Id id, ForkId fork, const call::WorkerGeneration& holder,
                 const std::shared_ptr<Owned>& owned);
   // The worker that held or was to hold the fork does so no longer.
   void remove_fork(Id id, ForkId fork, int holder);
@@ -79,16 +79,16 @@ class WEFT_API Values {
   bool concerns(int rank) const;
   // Ends the forks of lost workers; returns their number. Values that only a lost worker was to
   // create fail.
-  std::size_t workers_lost(const std::function<bool(const rpc::WorkerGeneration&)>& is_lost);
+  std::size_t workers_lost(const std::function<bool(const call::WorkerGeneration&)>& is_lost);
   // Drops all values and fails calls that wait for them.
   void close();
   void count(rpc::DebugInfo& info) const;
 
  private:
   struct Entry {
-    std::shared_ptr<Owned> owned;                   // null until a message tells its type
-    std::map<ForkId, rpc::WorkerGeneration> forks;  // with their holders
-    int here = 0;                                   // the owner's own handles
+    std::shared_ptr<Owned> owned;                    // null until a message tells its type
+    std::map<ForkId, call::WorkerGeneration> forks;  // with their holders
+    int here = 0;                                    // the owner's own handles
     bool arrived = false;            // the creation has come, or the value was made here
     std::exception_ptr given_up;     // why no creation will come
     EventLoop::Registration expiry;  // timer, while the creation is expected
@@ -105,7 +105,7 @@ class WEFT_API Values {
   };
   using Make = std::function<std::shared_ptr<Owned>()>;
   std::shared_ptr<Owned> find_or_expect(Id id, const Make& make);
-  std::shared_ptr<Owned> arrive(Id id, ForkId fork, const rpc::WorkerGeneration& holder,
+  std::shared_ptr<Owned> arrive(Id id, ForkId fork, const call::WorkerGeneration& holder,
                                 const Make& make);
   std::shared_ptr<weft::detail::Executor> executor() const;
   [[noreturn]] static void wrong_type(Id id, const std::type_info& wanted,
@@ -118,7 +118,7 @@ class WEFT_API Values {
   void expect(Id id, Entry& entry) WEFT_REQUIRES(mutex_);
   void expire(Id id);
 
-  rpc::AgentCore& core_;
+  call::AgentCore& core_;
   std::atomic<int> ending_{0};  // values that are being destroyed
   mutable Mutex mutex_;
   std::unordered_map<Id, Entry> entries_ WEFT_GUARDED_BY(mutex_);

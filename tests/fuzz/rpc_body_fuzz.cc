@@ -29,7 +29,7 @@ namespace {
 using Input = std::span<const std::byte>;
 
 template <auto F>
-using ArgumentsOf = typename detail::FunctionBody<F>::Arguments;
+using ArgumentsOf = typename call::detail::FunctionBody<F>::Arguments;
 
 template <class T>
 constexpr bool is_arguments = false;
@@ -55,7 +55,7 @@ std::optional<T> taken(Input input) {
   std::optional<T> value;
   const bool is_one = read(input, [&](const msgpack::object& object) {
     if constexpr (is_arguments<T>) {
-      value.emplace(detail::unpack_tuple<T>(object));
+      value.emplace(call::detail::unpack_tuple<T>(object));
     } else {
       value.emplace(codec::unpacked<T>(object));
     }
@@ -81,7 +81,7 @@ std::optional<T> check(Input input) {
 }
 
 void check_failure(Input input) {
-  const auto failure = check<FailureRecord>(input);
+  const auto failure = check<call::FailureRecord>(input);
   if (failure && name(blame_from(failure->blame)).empty()) broken("an error without a blame");
 }
 
@@ -94,10 +94,11 @@ void check_outcome(Input input) {
 // The arguments after those of the reference: read as the function's own arguments, while the
 // message exists.
 void check_creation(Input input) {
-  using Body = detail::FunctionBody<&made_of>;
+  using Body = call::detail::FunctionBody<&made_of>;
   read(input, [](const msgpack::object& object) {
-    const auto [id, fork, packed] = detail::unpack_tuple<detail::CreationArguments>(object);
-    const auto arguments = detail::unpack_tuple<Body::Arguments>(packed);
+    const auto [id, fork, packed] =
+        call::detail::unpack_tuple<rref::detail::CreationArguments>(object);
+    const auto arguments = call::detail::unpack_tuple<Body::Arguments>(packed);
     if (rref::to_text(id).empty() || rref::to_text(fork).empty()) broken("an id without a text");
     if (encode(arguments).empty()) broken("arguments that have no bytes");
   });
@@ -105,7 +106,7 @@ void check_creation(Input input) {
 
 void check(BodyKind kind, Input input) {
   switch (kind) {
-    case BodyKind::Hello: check<HelloRecord>(input); return;
+    case BodyKind::Hello: check<call::HelloRecord>(input); return;
     case BodyKind::Failure: return check_failure(input);
     case BodyKind::Activity: check<Activity>(input); return;
     case BodyKind::Outcome: return check_outcome(input);

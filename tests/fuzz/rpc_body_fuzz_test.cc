@@ -36,8 +36,8 @@ Bytes body(BodyKind kind, const T& value) {
 }
 
 std::map<std::string, Bytes> corpus() {
-  const rref::Id id = number_of(1, 5);
-  const rref::ForkId fork = number_of(2, 9);
+  const rref::Id id = call::number_of(1, 5);
+  const rref::ForkId fork = call::number_of(2, 9);
   const at::Tensor tensor = at::arange(6, at::kFloat).reshape({2, 3});
   const autograd::PassName pass{
       .context = id, .pass = fork, .settled = 3, .plan = 0, .retain_graph = true, .failed = {fork}};
@@ -55,11 +55,11 @@ std::map<std::string, Bytes> corpus() {
                                             OperatorValue(std::vector<std::int64_t>{1, -2}),
                                             OperatorValue(std::vector<double>{0.25}),
                                             OperatorValue(std::vector<at::Tensor>{tensor})};
-  const HelloRecord hello{3, "token", {"worker1", 1}, {"worker0", 0}, 0, 2};
+  const call::HelloRecord hello{3, "token", {"worker1", 1}, {"worker0", 0}, 0, 2};
   std::map<std::string, Bytes> all;
   all["hello"] = body(BodyKind::Hello, hello);
   all["failure"] =
-      body(BodyKind::Failure, FailureRecord{1, static_cast<int>(Blame::Remote), "it threw"});
+      body(BodyKind::Failure, call::FailureRecord{1, static_cast<int>(Blame::Remote), "it threw"});
   all["activity"] = body(BodyKind::Activity, Activity{1000, 2, 3});
   all["well"] = body(BodyKind::Outcome, Outcome());
   all["lost"] = body(BodyKind::Outcome, lost);

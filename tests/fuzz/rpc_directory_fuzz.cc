@@ -14,7 +14,7 @@
 namespace {
 
 using namespace weft;
-using namespace weft::rpc;
+using namespace weft::call;
 
 class HostileStore final : public transport::Bootstrap {
  public:

@@ -22,7 +22,7 @@
 #include <weft/engine/call/secret.h>
 #include <weft/engine/codec/values.h>
 
-namespace weft::rpc {
+namespace weft::call {
 namespace {
 
 // 255 stands for more bytes than any message may have.
@@ -110,14 +110,14 @@ void receive(std::span<const std::byte> header, std::span<const std::uint64_t> s
 }
 
 }  // namespace
-}  // namespace weft::rpc
+}  // namespace weft::call
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
   if (bytes == 0) return 0;
   std::span<const std::uint8_t> input(data + 1, bytes - 1);
   const std::size_t payloads = std::min<std::size_t>(data[0] % 8, input.size());
   std::vector<std::uint64_t> sizes;
-  for (const std::uint8_t code : input.first(payloads)) sizes.push_back(weft::rpc::size_of(code));
-  weft::rpc::receive(std::as_bytes(input.subspan(payloads)), sizes);
+  for (const std::uint8_t code : input.first(payloads)) sizes.push_back(weft::call::size_of(code));
+  weft::call::receive(std::as_bytes(input.subspan(payloads)), sizes);
   return 0;
 }

@@ -39,15 +39,10 @@ NOT_SHOWN = ["engine/codec/refusals.h", "engine/call/refusals.h"]
 HIDDEN = {
     "details, by their namespace": ["*::detail"],
     "the layers of the engine": [
-        "weft::autograd", "weft::codec", "weft::group", "weft::kernels", "weft::optim", "weft::tensor", "weft::trace",
+        "weft::autograd", "weft::call", "weft::codec", "weft::group", "weft::kernels", "weft::optim", "weft::tensor", "weft::trace",
     ],
     "specialisations for other libraries": ["std", "std::hash", "msgpack", "torch", "c10"],
     "waits, as the parts of the engine pass them on": ["weft::Patience", "weft::describe_wait"],
-    "how calls travel: templates in public headers use it": [
-        "weft::rpc::IncomingCall", "weft::rpc::Identity", "weft::rpc::Function", "weft::rpc::enter", "weft::rpc::find", "weft::rpc::named",
-        "weft::rpc::shown_as", "weft::rpc::name_in", "weft::rpc::spelled", "weft::rpc::hash_of", "weft::rpc::Inline", "weft::rpc::Generation", "weft::rpc::kAnyLife", "weft::rpc::Member", "weft::rpc::Recipient", "weft::rpc::MessageId",
-        "weft::rpc::CallOptions", "weft::rpc::Outcome", "weft::rpc::outcome_of", "weft::rpc::describe", "weft::rpc::run_operator*",
-    ],
 }
 # Other pages than README.md and docs/*.md, with their names in the site.
 MORE_PAGES = {

@@ -416,8 +416,9 @@ bool is_gone(rpc::Agent& agent, int rank) {
 // An outcome's bytes come from another worker and may be made up.
 TEST(FailingBackwardMessages, MadeUpOutcomeIsRemote) {
   for (const int blame : {99, 1 << 30})
-    EXPECT_EQ(rpc::Outcome(blame, "made up").error().blame(), Blame::Remote);
-  EXPECT_EQ(rpc::Outcome(static_cast<int>(Blame::Timeout), "late").error().blame(), Blame::Timeout);
+    EXPECT_EQ(call::Outcome(blame, "made up").error().blame(), Blame::Remote);
+  EXPECT_EQ(call::Outcome(static_cast<int>(Blame::Timeout), "late").error().blame(),
+            Blame::Timeout);
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     AutogradContext context(agent);
@@ -461,7 +462,7 @@ TEST(FailingBackwardMessages, LostWorkerIsContactedOnce) {
     }
     AutogradContext context(agent);
     const auto y = agent.sync<&broken::mul>(1, leaf({3}), leaf({3}));
-    auto& contexts = autograd::contexts_of(*rpc::detail::CoreCalls::of(agent));
+    auto& contexts = autograd::contexts_of(*call::detail::CoreCalls::of(agent));
     EXPECT_TRUE(contexts.concerns(1));
     called = true;
     EXPECT_TRUE(comes_true([&] { return !contexts.concerns(1); }));

@@ -158,10 +158,10 @@ TEST_P(Recording, ContextsFollowCallsAndContinuations) {
 }
 
 TEST(AutogradIds, IdsWrapWithinTheirWorker) {
-  EXPECT_EQ(rpc::number_of(3, (std::uint64_t{1} << 48) - 1),
+  EXPECT_EQ(call::number_of(3, (std::uint64_t{1} << 48) - 1),
             (std::uint64_t{3} << 48) + (std::uint64_t{1} << 48) - 1);
-  EXPECT_EQ(rpc::number_of(3, std::uint64_t{1} << 48), std::uint64_t{3} << 48);
-  EXPECT_EQ(rpc::number_of(65535, 7), std::uint64_t{0xffff000000000007});
+  EXPECT_EQ(call::number_of(3, std::uint64_t{1} << 48), std::uint64_t{3} << 48);
+  EXPECT_EQ(call::number_of(65535, 7), std::uint64_t{0xffff000000000007});
 }
 
 TEST_P(Recording, CallIsRecordedOnBothSides) {

@@ -13,7 +13,7 @@
 #include <weft/engine/call/directory.h>
 #include <weft/tests/harness/memory_bootstrap.h>
 
-namespace weft::rpc {
+namespace weft::call {
 namespace {
 
 Directory directory_of(const std::shared_ptr<transport::Bootstrap>& store, const WorkerInfo& self) {
@@ -287,4 +287,4 @@ TEST(Directory, TellsLeftFromNeverJoined) {
 }
 
 }  // namespace
-}  // namespace weft::rpc
+}  // namespace weft::call

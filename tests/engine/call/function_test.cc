@@ -35,7 +35,7 @@ int overloaded(double) { return 0; }
 
 static int local(int) { return 0; }
 
-namespace weft::rpc {
+namespace weft::call {
 namespace {
 
 template <auto F>
@@ -48,7 +48,7 @@ TEST(FunctionNames, AreQualifiedWithTemplateArguments) {
   EXPECT_EQ(of<&named::generic<int>>().name, "named::generic<int>");
   EXPECT_EQ(of<&named::Thing::fixed>().name, "named::Thing::fixed");
   EXPECT_EQ(of<&named::text>().name, "named::text");
-  using Written = detail::MethodBody<&named::Thing::written, named::Thing>;
+  using Written = rref::detail::MethodBody<&named::Thing::written, named::Thing>;
   EXPECT_EQ(detail::Called<Written>::entered.name, "named::Thing::written");
   EXPECT_EQ(of<&named::hidden>().name, "named::(anonymous namespace)::hidden");
   EXPECT_EQ(of<&local>().name, "local");
@@ -69,10 +69,11 @@ TEST(FunctionNames, OverloadsDifferInSignatureOnly) {
 }
 
 TEST(FunctionNames, OverloadsMayDifferInConstAlone) {
-  using Plain =
-      detail::MethodBody<static_cast<int (named::Thing::*)()>(&named::Thing::both), named::Thing>;
-  using Const = detail::MethodBody<static_cast<int (named::Thing::*)() const>(&named::Thing::both),
-                                   named::Thing>;
+  using Plain = rref::detail::MethodBody<static_cast<int (named::Thing::*)()>(&named::Thing::both),
+                                         named::Thing>;
+  using Const =
+      rref::detail::MethodBody<static_cast<int (named::Thing::*)() const>(&named::Thing::both),
+                               named::Thing>;
   const auto& plain = detail::Called<Plain>::entered;
   const auto& constant = detail::Called<Const>::entered;
   EXPECT_EQ(plain.name, constant.name);
@@ -83,11 +84,11 @@ TEST(FunctionNames, OverloadsMayDifferInConstAlone) {
 // Two functions of one identity would end the program at its start.
 TEST(FunctionNames, SignatureSaysHowTheValueIsTaken) {
   using Plain =
-      detail::MethodBody<static_cast<int (*)(named::Thing&)>(&named::get), named::Special>;
-  using Const =
-      detail::MethodBody<static_cast<int (*)(const named::Thing&)>(&named::get), named::Special>;
+      rref::detail::MethodBody<static_cast<int (*)(named::Thing&)>(&named::get), named::Special>;
+  using Const = rref::detail::MethodBody<static_cast<int (*)(const named::Thing&)>(&named::get),
+                                         named::Special>;
   using Own =
-      detail::MethodBody<static_cast<int (*)(named::Special&)>(&named::get), named::Special>;
+      rref::detail::MethodBody<static_cast<int (*)(named::Special&)>(&named::get), named::Special>;
   const auto& called = of<static_cast<int (*)(weft::RRef<named::Thing>)>(&named::get)>();
   EXPECT_EQ(detail::Called<Plain>::entered.signature,
             "int (weft::RRef<named::Special>, named::Thing&)");
@@ -102,15 +103,40 @@ TEST(FunctionNames, SignatureSaysHowTheValueIsTaken) {
 TEST(FunctionNames, IdentitiesMatchTheDocument) {
   const Identity called = of<&named::Thing::fixed>().id;
   EXPECT_EQ(called, (Identity{hash_of("named::Thing::fixed"), hash_of("FdiE")}));
-  const Identity created = detail::Created<detail::FunctionBody<&named::Thing::fixed>>::entered.id;
+  const Identity created =
+      rref::detail::Created<detail::FunctionBody<&named::Thing::fixed>>::entered.id;
   EXPECT_EQ(created, (Identity{hash_of("named::Thing::fixed"), hash_of("RRef FdiE")}));
-  const Identity made = detail::Created<detail::ConstructorBody<named::Made, int>>::entered.id;
+  const Identity made =
+      rref::detail::Created<rref::detail::ConstructorBody<named::Made, int>>::entered.id;
   EXPECT_EQ(made,
             (Identity{hash_of("constructor of named::Made"), hash_of("RRef FN5named4MadeEiE")}));
-  using Fixed = detail::MethodBody<&named::Thing::fixed, named::Made>;
+  using Fixed = rref::detail::MethodBody<&named::Thing::fixed, named::Made>;
   EXPECT_EQ(detail::Called<Fixed>::entered.id,
             (Identity{hash_of("named::Thing::fixed"), hash_of("FdN4weft4RRefIN5named4MadeEEEiE")}));
   EXPECT_EQ(hash_of("a"), 0xaf63dc4c8601ec8c);
+}
+
+// These names are part of the wire as well, with those of the types that they take and return.
+TEST(FunctionNames, OwnFunctionsKeepTheirIdentities) {
+  const std::pair<const char*, const char*> own[] = {
+      {"weft::rpc::internal::alive", "void ()"},
+      {"weft::rpc::internal::activity", "weft::rpc::Activity ()"},
+      {"weft::rpc::internal::join_shutdown", "weft::rpc::Outcome ()"},
+      {"weft::rpc::internal::awaits_verdict", "bool ()"},
+      {"weft::rpc::internal::doing", "std::string ()"},
+      {"weft::rpc::internal::call_waits", "void (unsigned long, std::string)"},
+      {"weft::rpc::internal::progress_of", "std::string (unsigned long, bool)"},
+      {"weft::rref::internal::will_not_come", "void (unsigned long, weft::rpc::Outcome)"},
+  };
+  for (const auto& [name, signature] : own) {
+    const auto found = named(hash_of(name));
+    ASSERT_EQ(found.size(), 1u) << name;
+    EXPECT_EQ(found.front()->signature, signature) << name;
+  }
+  EXPECT_EQ(detail::Called<rref::detail::CopyBody<int>>::entered.signature,
+            "weft::rpc::Outcome (weft::RRef<int>, int)");
+  // autograd::internal::reach() takes them.
+  EXPECT_EQ(spelled(typeid(MessageId)), "weft::rpc::MessageId");
 }
 
 TEST(FunctionTable, FindsOnlyEnteredFunctions) {
@@ -130,4 +156,4 @@ TEST(FunctionTableDeathTest, TwoFunctionsOfOneIdentityAbort) {
 }
 
 }  // namespace
-}  // namespace weft::rpc
+}  // namespace weft::call

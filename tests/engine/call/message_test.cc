@@ -11,7 +11,7 @@
 #include <weft/engine/codec/values.h>
 #include <weft/transport/routes.h>
 
-namespace weft::rpc {
+namespace weft::call {
 namespace {
 
 codec::Encoded encoded(const std::vector<at::Tensor>& tensors,
@@ -285,4 +285,4 @@ TEST(MessageLimits, SenderRefusesWhatPeerWouldRefuse) {
 }
 
 }  // namespace
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -13,7 +13,7 @@
 #include <weft/engine/future/future.h>
 #include <weft/tests/harness/no_more_threads.h>
 
-namespace weft::rpc {
+namespace weft::call {
 namespace {
 
 std::shared_ptr<EventLoop> loop() {
@@ -395,4 +395,4 @@ TEST(ThreadPool, OwnThreadMayStopAndDestroyIt) {
 }
 
 }  // namespace
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -15,7 +15,7 @@
 #include <weft/engine/call/wire.h>
 #include <weft/engine/codec/values.h>
 
-namespace weft::rpc {
+namespace weft::call {
 namespace {
 
 std::vector<std::byte> head_of(Head head, std::vector<StorageEntry> table, std::size_t body) {
@@ -141,7 +141,7 @@ std::uint64_t field_of(const at::Tensor& tensor, std::uint32_t field) {
 }
 
 TEST(WireDocument, ListsLimitsBlamesAndMessageKinds) {
-  expect_written("the lives of both; version " + std::to_string(kWireVersion) + " |");
+  expect_written("the generations of both; version " + std::to_string(kWireVersion) + " |");
   expect_written("At most " + std::to_string(codec::kDeepest) +
                  " arrays and maps are in one another");
   expect_written("up to " + std::to_string(codec::kMaxApart) + " in a message");
@@ -190,4 +190,4 @@ TEST(WireDocument, ListsDtypesAndLayouts) {
 }
 
 }  // namespace
-}  // namespace weft::rpc
+}  // namespace weft::call

@@ -109,7 +109,7 @@ struct Net : torch::nn::Module {
 
 // Releases a context as its worker does after it has lost the context's creator.
 void give_up(std::uint64_t context) {
-  autograd::contexts_of(*rpc::current_call("give_up()").core())
+  autograd::contexts_of(*call::current_call("give_up()").core())
       .release(context, "the test says so");
 }
 

@@ -181,7 +181,7 @@ TEST(AgentLife, LookingUpAnOwnerBlocksNoCalls) {
   const auto value = second.remote<&lives::made>(2);
   EXPECT_EQ(value.to_here().numel(), 2);
   // Forgets it, as the end of the connection would.
-  const auto core = rpc::detail::CoreCalls::of(first);
+  const auto core = call::detail::CoreCalls::of(first);
   EXPECT_TRUE(harness::comes_true([&] { return core->directory().known(2).has_value(); }));
   core->directory().forget(2);
   store->hold();
@@ -230,7 +230,7 @@ TEST(AgentLife, RetriedMessageKeepsNoAgentAlive) {
   EXPECT_EQ(reference.to_here(), 4);
   second.leave();
   reference = {};
-  const std::weak_ptr<rpc::AgentCore> core = rpc::detail::CoreCalls::of(first);
+  const std::weak_ptr<call::AgentCore> core = call::detail::CoreCalls::of(first);
   first.leave();
   first = {};
   for (int i = 0; i < 500 && !core.expired(); ++i) std::this_thread::sleep_for(10ms);

@@ -230,8 +230,8 @@ TEST(BytesInFlightByDefault, NegativeIsRefusedZeroIsUnlimited) {
 // Calls that wait get their turns in the order in which they came.
 TEST(BytesInFlightByTurns, SmallCallsDoNotOvertakeALargeOne) {
   std::vector<const void*> woken;
-  rpc::BytesInFlight bytes(10, [&](const void* turn) { woken.push_back(turn); });
-  using Turn = rpc::BytesInFlight::Turn;
+  call::BytesInFlight bytes(10, [&](const void* turn) { woken.push_back(turn); });
+  using Turn = call::BytesInFlight::Turn;
   EXPECT_TRUE(bytes.take(6));
   Turn large{8}, small{2}, last{1};
   bytes.wait(large);
@@ -249,8 +249,8 @@ TEST(BytesInFlightByTurns, SmallCallsDoNotOvertakeALargeOne) {
 
 TEST(BytesInFlightByTurns, GivingUpLetsLaterTurnsGoOn) {
   std::vector<const void*> woken;
-  rpc::BytesInFlight bytes(10, [&](const void* turn) { woken.push_back(turn); });
-  rpc::BytesInFlight::Turn large{20}, small{2};
+  call::BytesInFlight bytes(10, [&](const void* turn) { woken.push_back(turn); });
+  call::BytesInFlight::Turn large{20}, small{2};
   EXPECT_TRUE(bytes.take(6));
   bytes.wait(large);
   bytes.wait(small);

@@ -9,7 +9,7 @@
 #include <weft/rpc.h>
 #include <weft/tests/harness/ranks.h>
 
-namespace weft::rpc {
+namespace weft::call {
 namespace {
 
 using harness::error_of;
@@ -134,12 +134,12 @@ std::vector<std::string> errors_of_joining(const std::function<DeviceMaps(int ra
   std::vector<std::string> texts(2);
   harness::run_threads(2, [&](int rank) {
     const Error error = error_of([&] {
-      init("worker" + std::to_string(rank), {.rank = rank,
-                                             .world_size = 2,
-                                             .store = store,
-                                             .timeout = std::chrono::seconds(20),
-                                             .transports = {"inproc"},
-                                             .device_maps = maps(rank)});
+      rpc::init("worker" + std::to_string(rank), {.rank = rank,
+                                                  .world_size = 2,
+                                                  .store = store,
+                                                  .timeout = std::chrono::seconds(20),
+                                                  .transports = {"inproc"},
+                                                  .device_maps = maps(rank)});
     });
     EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
     texts[static_cast<std::size_t>(rank)] = error.text();
@@ -179,12 +179,14 @@ TEST(DeviceMapsOfWorkers, InvalidMapFailsJoining) {
     harness::run_threads(needs_both ? 2 : 1, [&](int rank) {
       Options options{.rank = rank, .world_size = 2, .store = store, .transports = {"inproc"}};
       if (rank == 0) options.device_maps = {{"worker1", pairs}};
-      EXPECT_TRUE(says(error_of([&] { init("worker" + std::to_string(rank), options); }), {text}));
+      EXPECT_TRUE(
+          says(error_of([&] { rpc::init("worker" + std::to_string(rank), options); }), {text}));
     });
     // The refused attempt leaves nothing behind.
     harness::run_threads(2, [&](int rank) {
-      Agent agent = init("worker" + std::to_string(rank),
-                         {.rank = rank, .world_size = 2, .store = store, .transports = {"inproc"}});
+      Agent agent =
+          rpc::init("worker" + std::to_string(rank),
+                    {.rank = rank, .world_size = 2, .store = store, .transports = {"inproc"}});
       EXPECT_TRUE(at::equal(agent.sync<&doubled>(1 - rank, at::ones({3})), at::full({3}, 2.0)));
       agent.shutdown({.timeout = std::chrono::seconds(30)});
     });
@@ -196,11 +198,11 @@ TEST(DeviceMapsOfWorkers, HostToHostMapNeedsNoGpu) {
   harness::run_threads(2, [&](int rank) {
     const std::string other = "worker" + std::to_string(1 - rank);
     Agent agent =
-        init("worker" + std::to_string(rank), {.rank = rank,
-                                               .world_size = 2,
-                                               .store = store,
-                                               .transports = {"inproc"},
-                                               .device_maps = {{other, {{kHost, kHost}}}}});
+        rpc::init("worker" + std::to_string(rank), {.rank = rank,
+                                                    .world_size = 2,
+                                                    .store = store,
+                                                    .transports = {"inproc"},
+                                                    .device_maps = {{other, {{kHost, kHost}}}}});
     const at::Tensor sum = agent.sync<&doubled>(other, at::ones({3}));
     EXPECT_TRUE(sum.device().is_cpu());
     EXPECT_TRUE(at::equal(sum, at::full({3}, 2.0)));
@@ -209,4 +211,4 @@ TEST(DeviceMapsOfWorkers, HostToHostMapNeedsNoGpu) {
 }
 
 }  // namespace
-}  // namespace weft::rpc
+}  // namespace weft::call

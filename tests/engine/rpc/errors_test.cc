@@ -148,19 +148,19 @@ TEST_P(ErrorsAmongMany, ThrownTextArrivesWithItsLines) {
 }
 
 // Makes a call that the typed interface would not compile.
-Future<int> call_by_hand(rpc::Agent& agent, int to, const rpc::Function& function,
+Future<int> call_by_hand(rpc::Agent& agent, int to, const call::Function& function,
                          const std::function<void(codec::Packer&)>& pack) {
   const auto& core = agent.shared_core();
-  Promise<int> promise(rpc::detail::CoreCalls::executor(*core));
+  Promise<int> promise(call::detail::CoreCalls::executor(*core));
   auto future = promise.future();
-  rpc::detail::CoreCalls::send_call(*core, function, {to, 20s}, pack,
-                                    std::make_unique<rpc::PendingResult<int>>(promise));
+  call::detail::CoreCalls::send_call(*core, function, {to, 20s}, pack,
+                                     std::make_unique<call::PendingResult<int>>(promise));
   return future;
 }
 
 TEST_P(Errors, WrongArgumentsAreCallersError) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    const auto& plus = rpc::detail::Called<rpc::detail::FunctionBody<&wrong::plus>>::entered;
+    const auto& plus = call::detail::Called<call::detail::FunctionBody<&wrong::plus>>::entered;
     const int to = next_of(agent);
     const auto with = [&](auto... arguments) {
       return error_of([&] {
@@ -181,7 +181,7 @@ TEST_P(Errors, WrongArgumentsAreCallersError) {
 
 TEST_P(Errors, UndecodableResultNamesTheCall) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    const auto& greet = rpc::detail::Called<rpc::detail::FunctionBody<&wrong::greet>>::entered;
+    const auto& greet = call::detail::Called<call::detail::FunctionBody<&wrong::greet>>::entered;
     const auto error = error_of([&] {
       call_by_hand(agent, next_of(agent), greet, [&](codec::Packer& packer) {
         packer.pack_array(0);
@@ -197,7 +197,7 @@ TEST_P(Errors, UndecodableResultNamesTheCall) {
 
 TEST_P(Errors, UnreadCallReturnsItsReferences) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    const auto& plus = rpc::detail::Called<rpc::detail::FunctionBody<&wrong::plus>>::entered;
+    const auto& plus = call::detail::Called<call::detail::FunctionBody<&wrong::plus>>::entered;
     const int to = next_of(agent);
     const RRef<int> mine(agent, 1);
     const auto error = error_of([&] {
@@ -391,17 +391,17 @@ TEST_P(Errors, UnknownExceptionTypeIsNamed) {
 
 TEST_P(Errors, MissingFunctionIsUnsupported) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    const auto& plus = rpc::detail::Called<rpc::detail::FunctionBody<&wrong::plus>>::entered;
+    const auto& plus = call::detail::Called<call::detail::FunctionBody<&wrong::plus>>::entered;
     const int to = next_of(agent);
     const auto nothing = [](codec::Packer& packer) { packer.pack_array(0); };
-    rpc::Function removed = plus;
+    call::Function removed = plus;
     removed.name = "wrong::removed";
     removed.id.name ^= 1;
     const auto unknown = error_of([&] { call_by_hand(agent, to, removed, nothing).get(); });
     EXPECT_EQ(unknown.blame(), Blame::Unsupported);
     EXPECT_NE(unknown.text().find("wrong::removed"), std::string::npos) << unknown.what();
     EXPECT_NE(unknown.text().find("expose"), std::string::npos) << unknown.what();
-    rpc::Function other = plus;
+    call::Function other = plus;
     other.signature = "int (int)";
     other.id.signature ^= 1;
     const auto mismatch = error_of([&] { call_by_hand(agent, to, other, nothing).get(); });

@@ -236,9 +236,9 @@ TEST_P(ForeignCalls, LimitHoldsAcrossConnections) {
   for (const std::uint64_t call : {5, 6}) {
     const auto said = first.next();
     ASSERT_TRUE(said);
-    EXPECT_EQ(said->head.kind, rpc::FrameKind::Failure);
+    EXPECT_EQ(said->head.kind, call::FrameKind::Failure);
     EXPECT_EQ(said->head.call, call);
-    EXPECT_EQ(said->failure().what, static_cast<int>(rpc::Failure::Unread));
+    EXPECT_EQ(said->failure().what, static_cast<int>(call::Failure::Unread));
     EXPECT_EQ(said->failure().blame, static_cast<int>(Blame::Busy));
   }
   {
@@ -247,24 +247,24 @@ TEST_P(ForeignCalls, LimitHoldsAcrossConnections) {
     second.call<&limited::held>(1, rpc::MessageKind::Create, 3);
     const auto said = second.next();
     ASSERT_TRUE(said);
-    EXPECT_EQ(said->head.kind, rpc::FrameKind::Failure);
+    EXPECT_EQ(said->head.kind, call::FrameKind::Failure);
   }
   first.call<&limited::plus>(7, rpc::MessageKind::Shutdown, 1, 2);
   const auto own = first.next();
   ASSERT_TRUE(own);
-  EXPECT_EQ(own->head.kind, rpc::FrameKind::Reply);
+  EXPECT_EQ(own->head.kind, call::FrameKind::Reply);
   EXPECT_EQ(own->head.call, 7U);
   limited::gate.wait_for(4);
   limited::gate.open();
   for (int i = 0; i < 4; ++i) {
     const auto said = first.next();
     ASSERT_TRUE(said);
-    EXPECT_EQ(said->head.kind, rpc::FrameKind::Reply);
+    EXPECT_EQ(said->head.kind, call::FrameKind::Reply);
   }
   first.call<&limited::plus>(8, rpc::MessageKind::Call, 1, 2);
   const auto more = first.next();
   ASSERT_TRUE(more);
-  EXPECT_EQ(more->head.kind, rpc::FrameKind::Reply);
+  EXPECT_EQ(more->head.kind, call::FrameKind::Reply);
 }
 
 TEST_P(ForeignCalls, ReusedNumberEndsTheConnection) {
@@ -344,7 +344,7 @@ TEST_P(ForeignCalls, MalformedReferencesAreRefused) {
     stranger.call<&limited::take>(++call, rpc::MessageKind::Call, reference);
     const auto said = stranger.next();
     ASSERT_TRUE(said);
-    EXPECT_EQ(said->head.kind, rpc::FrameKind::Failure);
+    EXPECT_EQ(said->head.kind, call::FrameKind::Failure);
     EXPECT_EQ(said->failure().blame, static_cast<int>(Blame::Caller)) << said->failure().text;
     EXPECT_NE(said->failure().text.find("cannot be decoded"), std::string::npos)
         << said->failure().text;
@@ -366,7 +366,7 @@ TEST_P(ForeignCalls, WrongArgumentCountIsRefused) {
     const auto said = stranger.next();
     ASSERT_TRUE(said);
     EXPECT_EQ(said->head.call, call);
-    EXPECT_EQ(said->head.kind, call == 4 ? rpc::FrameKind::Reply : rpc::FrameKind::Failure);
+    EXPECT_EQ(said->head.kind, call == 4 ? call::FrameKind::Reply : call::FrameKind::Failure);
     if (call < 4) {
       EXPECT_EQ(said->failure().blame, static_cast<int>(Blame::Caller));
     }
@@ -390,7 +390,7 @@ TEST(Strangers, SilentOnesAreDisconnected) {
   Stranger known(agent, "tcp");
   known.greet(agent, 1);
   Stranger challenger(guarded, "inproc");
-  challenger.challenge(rpc::make_nonce());
+  challenger.challenge(call::make_nonce());
   ASSERT_TRUE(challenger.challenge_answered());
   std::deque<Stranger> silent;
   for (const auto& transport : transports) {
@@ -402,7 +402,7 @@ TEST(Strangers, SilentOnesAreDisconnected) {
   known.call<&limited::plus>(1, rpc::MessageKind::Call, 1, 2);
   const auto said = known.next();
   ASSERT_TRUE(said) << "a peer that has said who it is may stay silent";
-  EXPECT_EQ(said->head.kind, rpc::FrameKind::Reply);
+  EXPECT_EQ(said->head.kind, call::FrameKind::Reply);
 }
 
 // No worker can have these ranks.
@@ -418,10 +418,10 @@ TEST_P(ForeignCalls, ImpossibleRanksAreRefused) {
 // any further message is refused.
 TEST_P(ForeignCalls, LivenessProbeMayAskNothingElse) {
   Stranger stranger(agent, GetParam());
-  stranger.greet(agent, rpc::kAsksForSign);
+  stranger.greet(agent, call::kAsksForSign);
   const auto said = stranger.next();
   ASSERT_TRUE(said);
-  EXPECT_EQ(said->head.kind, rpc::FrameKind::Reply);
+  EXPECT_EQ(said->head.kind, call::FrameKind::Reply);
   EXPECT_EQ(said->head.call, 1U);
   stranger.call<&rpc::internal::alive>(2, rpc::MessageKind::Shutdown);
   EXPECT_TRUE(stranger.is_refused());

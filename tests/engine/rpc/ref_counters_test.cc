@@ -92,10 +92,10 @@ TEST(RefCounters, CopiedHandlesCountOnce) {
 // Sends a control message twice, as happens when its reply is lost.
 template <auto F>
 void send_twice(rpc::Agent& agent, int to, rpc::MessageKind kind,
-                const typename rpc::detail::FunctionBody<F>::Arguments& arguments) {
+                const typename call::detail::FunctionBody<F>::Arguments& arguments) {
   for (int time = 0; time < 2; ++time) {
-    rpc::call<rpc::detail::FunctionBody<F>>(agent.shared_core(), {to, 20s, kind, /*on_loop=*/true},
-                                            arguments)
+    call::issue<call::detail::FunctionBody<F>>(agent.shared_core(),
+                                               {to, 20s, kind, /*on_loop=*/true}, arguments)
         .get();
   }
 }
@@ -159,7 +159,7 @@ TEST(RefCounters, OnlyMissingForksAreGivenBack) {
 
 TEST(RefCounters, FalseFailureKeepsACreatedValue) {
   run_one([](rpc::Agent& agent) {
-    const rpc::Outcome why(static_cast<int>(Blame::Timeout), "said twice");
+    const call::Outcome why(static_cast<int>(Blame::Timeout), "said twice");
     {
       const auto value = agent.remote<&refs::number>(1, 4);
       value.created().get();

@@ -557,7 +557,7 @@ TEST(RefLife, CreatedAsksTheOwnerAtMostOnce) {
 
 TEST(RefTimers, OwnersFetchTimerEndsWithAnswer) {
   run_one([](rpc::Agent& agent) {
-    const auto core = rpc::detail::CoreCalls::of(agent);
+    const auto core = call::detail::CoreCalls::of(agent);
     const auto mine = agent.remote<&refs::number_behind>(0, 4, "timer");
     const std::size_t before = core->pauses().size();
     const auto value = mine.fetch(1h);

@@ -38,17 +38,17 @@ using harness::Stranger;
 using namespace std::chrono_literals;
 
 TEST(Proofs, DependOnKeySideAndNonces) {
-  rpc::Nonce c{};
-  rpc::Nonce l{};
+  call::Nonce c{};
+  call::Nonce l{};
   l[31] = std::byte{1};
-  const auto proof = rpc::prove("key", rpc::Side::Connector, c, l);
-  EXPECT_TRUE(rpc::is_same(proof, rpc::prove("key", rpc::Side::Connector, c, l)));
-  EXPECT_FALSE(rpc::is_same(proof, rpc::prove("keY", rpc::Side::Connector, c, l)));
-  EXPECT_FALSE(rpc::is_same(proof, rpc::prove("key", rpc::Side::Listener, c, l)));
-  EXPECT_FALSE(rpc::is_same(proof, rpc::prove("key", rpc::Side::Connector, l, c)));
-  EXPECT_FALSE(rpc::is_same(proof, std::span(proof).first(31)));
-  EXPECT_FALSE(rpc::is_same(proof, {}));
-  EXPECT_NE(rpc::make_nonce(), rpc::make_nonce());
+  const auto proof = call::prove("key", call::Side::Connector, c, l);
+  EXPECT_TRUE(call::is_same(proof, call::prove("key", call::Side::Connector, c, l)));
+  EXPECT_FALSE(call::is_same(proof, call::prove("keY", call::Side::Connector, c, l)));
+  EXPECT_FALSE(call::is_same(proof, call::prove("key", call::Side::Listener, c, l)));
+  EXPECT_FALSE(call::is_same(proof, call::prove("key", call::Side::Connector, l, c)));
+  EXPECT_FALSE(call::is_same(proof, std::span(proof).first(31)));
+  EXPECT_FALSE(call::is_same(proof, {}));
+  EXPECT_NE(call::make_nonce(), call::make_nonce());
 }
 
 class Secret : public testing::TestWithParam<Setting> {};
@@ -161,27 +161,28 @@ class SecretAndStrangers : public testing::TestWithParam<std::string> {
                                            .secret = kSecret});
   // A hello with the right token, as a worker without the secret could send it.
   auto greeting() {
-    return std::tuple(rpc::kWireVersion, agent.shared_core()->identity().token, agent.self(),
-                      agent.self(), rpc::Generation{0}, agent.shared_core()->identity().generation);
+    return std::tuple(call::kWireVersion, agent.shared_core()->identity().token, agent.self(),
+                      agent.self(), call::Generation{0},
+                      agent.shared_core()->identity().generation);
   }
 };
 
 TEST_P(SecretAndStrangers, NothingIsReadBeforeTheProof) {
   {
     Stranger stranger(agent, GetParam());
-    stranger.say(rpc::FrameKind::Hello, greeting());
+    stranger.say(call::FrameKind::Hello, greeting());
     EXPECT_TRUE(stranger.is_refused());
   }
   {
     Stranger stranger(agent, GetParam());  // bytes that no decoder accepts, and a storage
-    stranger.say(rpc::FrameKind::Call, std::vector<at::Tensor>{at::ones({100})});
+    stranger.say(call::FrameKind::Call, std::vector<at::Tensor>{at::ones({100})});
     EXPECT_TRUE(stranger.is_refused());
   }
   {
     Stranger stranger(agent, GetParam());
-    stranger.challenge(rpc::make_nonce());
+    stranger.challenge(call::make_nonce());
     ASSERT_TRUE(stranger.challenge_answered()) << "the agent answers a challenge";
-    stranger.say(rpc::FrameKind::Hello, greeting());
+    stranger.say(call::FrameKind::Hello, greeting());
     EXPECT_TRUE(stranger.is_refused()) << "a hello is accepted as a proof";
   }
 }
@@ -194,7 +195,7 @@ TEST_P(SecretAndStrangers, WrongProofsAreRefused) {
   }
   for (const bool reflects : {false, true}) {
     Stranger stranger(agent, GetParam());
-    stranger.challenge(rpc::make_nonce());
+    stranger.challenge(call::make_nonce());
     const auto answer = stranger.challenge_answered();
     ASSERT_TRUE(answer);
     ASSERT_EQ(answer->size(), 64U);
@@ -207,23 +208,23 @@ TEST_P(SecretAndStrangers, WrongProofsAreRefused) {
 
 // A peer repeats a proof that was sent over another connection.
 TEST_P(SecretAndStrangers, ReplayedProofIsRefused) {
-  const rpc::Nonce mine = rpc::make_nonce();
-  rpc::Proof overheard{};
+  const call::Nonce mine = call::make_nonce();
+  call::Proof overheard{};
   for (const bool is_replay : {false, true}) {
     Stranger stranger(agent, GetParam());
     stranger.challenge(mine);
     const auto answer = stranger.challenge_answered();
     ASSERT_TRUE(answer);
-    rpc::Nonce theirs{};
+    call::Nonce theirs{};
     std::copy_n(answer->begin(), theirs.size(), theirs.begin());
     if (!is_replay) {
-      EXPECT_TRUE(rpc::is_same(rpc::prove(kSecret, rpc::Side::Listener, mine, theirs),
-                               std::span(*answer).subspan(32)));
-      overheard = rpc::prove(kSecret, rpc::Side::Connector, mine, theirs);
+      EXPECT_TRUE(call::is_same(call::prove(kSecret, call::Side::Listener, mine, theirs),
+                                std::span(*answer).subspan(32)));
+      overheard = call::prove(kSecret, call::Side::Connector, mine, theirs);
     }
     stranger.challenge(overheard);
-    stranger.say(rpc::FrameKind::Hello, greeting());
-    stranger.say(rpc::FrameKind::Call, std::tuple(1, 2));  // the answer is a failure
+    stranger.say(call::FrameKind::Hello, greeting());
+    stranger.say(call::FrameKind::Call, std::tuple(1, 2));  // the answer is a failure
     if (is_replay) {
       EXPECT_TRUE(stranger.is_refused());
     } else {

@@ -44,33 +44,33 @@ class Stranger {
                           }});
   }
 
-  void challenge(std::span<const std::byte> body) { rpc::send_challenge(*connection_, body); }
+  void challenge(std::span<const std::byte> body) { call::send_challenge(*connection_, body); }
   // Sends a hello with the right token, as `rank` of the agent's job would.
   void greet(rpc::Agent& agent, int rank) {
-    say(rpc::FrameKind::Hello,
-        std::tuple(rpc::kWireVersion, agent.shared_core()->identity().token,
-                   rpc::WorkerInfo{"stranger", rank}, agent.self(), rpc::Generation{0},
+    say(call::FrameKind::Hello,
+        std::tuple(call::kWireVersion, agent.shared_core()->identity().token,
+                   rpc::WorkerInfo{"stranger", rank}, agent.self(), call::Generation{0},
                    agent.shared_core()->identity().generation));
   }
   template <class T>
-  Op say(rpc::FrameKind kind, const T& value) {
-    rpc::Head head;
+  Op say(call::FrameKind kind, const T& value) {
+    call::Head head;
     head.kind = kind;
     head.call = 1;
     return say(head, value);
   }
   template <class T>
-  Op say(const rpc::Head& head, const T& value) {
-    return rpc::send_message(*connection_, head, codec::Writer().write([&](codec::Packer& packer) {
+  Op say(const call::Head& head, const T& value) {
+    return call::send_message(*connection_, head, codec::Writer().write([&](codec::Packer& packer) {
       packer.pack(value);
     }));
   }
   // Sends call `number` of function F.
   template <auto F, class... A>
   Op call(std::uint64_t number, rpc::MessageKind kind, const A&... arguments) {
-    const rpc::Identity id = rpc::detail::Called<rpc::detail::FunctionBody<F>>::entered.id;
-    rpc::Head head;
-    head.kind = rpc::FrameKind::Call;
+    const call::Identity id = call::detail::Called<call::detail::FunctionBody<F>>::entered.id;
+    call::Head head;
+    head.kind = call::FrameKind::Call;
     head.message = static_cast<std::uint8_t>(kind);
     head.call = number;
     head.name = id.name;
@@ -81,9 +81,9 @@ class Stranger {
   // Sends a call of F that creates the value `id`, with fork `id + 1`.
   template <auto F, class... A>
   Op create(std::uint64_t number, std::uint64_t id, const A&... arguments) {
-    const rpc::Identity entered = rpc::detail::Created<rpc::detail::FunctionBody<F>>::entered.id;
-    rpc::Head head;
-    head.kind = rpc::FrameKind::Call;
+    const call::Identity entered = rref::detail::Created<call::detail::FunctionBody<F>>::entered.id;
+    call::Head head;
+    head.kind = call::FrameKind::Call;
     head.message = static_cast<std::uint8_t>(rpc::MessageKind::Create);
     head.call = number;
     head.name = entered.name;
@@ -92,10 +92,10 @@ class Stranger {
   }
 
   struct Said {
-    rpc::Head head;
+    call::Head head;
     std::vector<std::byte> body;
-    rpc::FailureRecord failure() const {
-      rpc::FailureRecord record;
+    call::FailureRecord failure() const {
+      call::FailureRecord record;
       codec::Reader({}).read(body, [&](const msgpack::object& object) { object.convert(record); });
       return record;
     }
@@ -112,7 +112,7 @@ class Stranger {
   // Waits for the answer to a challenge; nothing if another message came, or the end.
   std::optional<std::vector<std::byte>> challenge_answered() {
     auto said = next();
-    if (!said || said->head.kind != rpc::FrameKind::Challenge) return std::nullopt;
+    if (!said || said->head.kind != call::FrameKind::Challenge) return std::nullopt;
     return std::move(said->body);
   }
   // Whether the agent has ended the connection.
@@ -129,7 +129,7 @@ class Stranger {
 
  private:
   void arrived(const transport::Arrival& arrival) {
-    const auto parsed = rpc::parse_head(arrival.header, arrival.sizes.size());
+    const auto parsed = call::parse_head(arrival.header, arrival.sizes.size());
     {
       std::lock_guard lock(mutex_);
       if (parsed)
