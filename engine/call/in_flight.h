@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Limits on the calls in flight from one worker to another, and on their bytes. A call is in flight
 // while it is unanswered where it was made, and while it runs or waits where it has arrived. One
-// call too many fails with Busy on either side. It is not left unread, because earlier calls may
-// wait for a message behind it, such as a nested call or the news that a reference is known, and
-// then nothing would go on.
+// call too many fails with Busy on either side (outgoing_calls.cc refuses it at the caller,
+// inbound.cc at the callee). It is not left unread, because earlier calls may wait for a message
+// behind it, such as a nested call or the news that a reference is known, and then nothing would go
+// on.
 //
 // Calls with too many bytes wait where the program issues them, before they have a place on the
 // connection. Only the program's own threads wait: a thread that serves calls or brings results may

@@ -132,7 +132,7 @@ void Inbound::close(const Error& why) noexcept {
 void Inbound::arrived(const transport::Arrival& arrival) {
   const auto core = core_.lock();
   if (!core) return;
-  if (!admission_.is_proven() && !core->options().secret.empty()) return challenged(*core, arrival);
+  if (!challenge_.is_proven() && !core->options().secret.empty()) return challenged(*core, arrival);
   if (!counts_ && !arrival.sizes.empty()) {  // allocate nothing for strangers
     connection_->accept({}, nullptr, Fence());
     return refuse(*core, "its first message is not a hello");
@@ -150,7 +150,7 @@ void Inbound::arrived(const transport::Arrival& arrival) {
 
 // Until the peer has proved that it knows the secret, nothing but challenges is read.
 void Inbound::challenged(const AgentCore& core, const transport::Arrival& arrival) {
-  const auto [wrong, answer] = admission_.challenged(core.options().secret, arrival);
+  const auto [wrong, answer] = challenge_.challenged(core.options().secret, arrival);
   connection_->accept({}, nullptr, Fence());
   if (!wrong.empty()) return refuse(core, wrong);
   if (!answer.empty()) send_challenge(*connection_, answer);

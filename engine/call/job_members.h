@@ -16,7 +16,7 @@
 #include <weft/base/mutex.h>
 #include <weft/engine/call/announcements.h>
 #include <weft/engine/call/numbers.h>
-#include <weft/engine/call/present.h>
+#include <weft/engine/call/present_workers.h>
 #include <weft/engine/call/types.h>
 
 namespace weft::call {
@@ -53,7 +53,7 @@ class JobMembers {
   // --- generations
   std::optional<Member> find(int rank) const { return present_.find(rank); }
   // Whether a worker of that rank is here, as far as is known, where workers come and go.
-  bool is_watched(int rank) const { return present_.find(rank).has_value(); }
+  bool is_present(int rank) const { return present_.find(rank).has_value(); }
   // `worker` has its rank in this generation: everything that its predecessors held ends. False if
   // a later generation is known, so that `worker` is outdated.
   bool meets(const WorkerInfo& worker, Generation generation);

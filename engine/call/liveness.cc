@@ -28,7 +28,7 @@ bool Liveness::depends_on(int rank) const {
     if (depends_.contains(rank)) return true;
     is_known_lost = lost_.contains(rank);
   }
-  if (core_.members().is_watched(rank)) return true;
+  if (core_.members().is_present(rank)) return true;
   const bool ends = core_.shutdown().has_begun();
   const bool is_watched = core_.members().tells_of_losses() && !ends && !is_known_lost;
   const bool decides = ends && core_.self().rank == 0 && !is_known_lost;

@@ -5,7 +5,7 @@
 
 #include <weft/base/log.h>
 #include <weft/engine/call/incoming_call.h>
-#include <weft/engine/call/present.h>
+#include <weft/engine/call/present_workers.h>
 
 namespace weft::call {
 

@@ -14,7 +14,7 @@
 
 namespace weft::call {
 
-class Admission {
+class Challenge {
  public:
   // Whether the peer has proved that it knows the secret.
   bool is_proven() const { return is_proven_; }
@@ -23,7 +23,7 @@ class Admission {
     std::vector<std::byte> answer;  // else, the body of the challenge to send back, if any
   };
   // The peer's next challenge. The caller still has to accept the arrival.
-  Answer challenged(const std::string &secret, const transport::Arrival &arrival);
+  Answer challenged(const std::string& secret, const transport::Arrival& arrival);
 
  private:
   struct Nonces {

@@ -2,12 +2,12 @@
 #include <algorithm>
 
 #include <weft/base/error.h>
-#include <weft/engine/call/admission.h>
+#include <weft/engine/call/challenge.h>
 #include <weft/engine/call/message.h>
 
 namespace weft::call {
 
-Admission::Answer Admission::challenged(const std::string &secret,
+Challenge::Answer Challenge::challenged(const std::string &secret,
                                         const transport::Arrival &arrival) {
   Nonces nonces;
   Answer result;
