@@ -45,8 +45,10 @@ std::shared_ptr<Pass> Passes::begin(const std::shared_ptr<call::AgentCore>& core
                                     bool makes_plan, Deadline deadline) {
   MutexLock lock(mutex_);
   if (closed_) {
-    throw Error(Blame::Caller, "backward(): autograd context " + to_text(context_.id()) +
-                                   " has just been released");
+    throw Error(Blame::Caller,
+                "backward(): autograd context " + to_text(context_.id()) +
+                    " was released by another thread while backward() began; keep the "
+                    "AutogradContext until backward() has returned");
   }
   name.pass = contexts_of(*core).next_pass();
   if (makes_plan) name.plan = name.pass;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Limits on the calls in flight from one worker to another, and on their bytes. A call is in flight
+// Limits on the calls in flight from one worker to another, and on their bytes
+// (Options::calls_in_flight and bytes_in_flight, types.h, are the numbers). A call is in flight
 // while it is unanswered where it was made, and while it runs or waits where it has arrived. One
 // call too many fails with Busy on either side (outgoing_calls.cc refuses it at the caller,
 // inbound.cc at the callee). It is not left unread, because earlier calls may wait for a message

@@ -27,7 +27,9 @@ Nonce make_nonce() {
   Nonce nonce;
   if (RAND_bytes(reinterpret_cast<unsigned char*>(nonce.data()), static_cast<int>(nonce.size())) !=
       1) {
-    throw Error(Blame::Busy, "the system gives no random bytes, which rpc::Options::secret needs");
+    throw Error(Blame::Busy,
+                "the system gives no random bytes, which rpc::Options::secret needs (does a "
+                "sandbox forbid getrandom and /dev/urandom?)");
   }
   return nonce;
 }

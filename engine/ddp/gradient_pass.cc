@@ -48,6 +48,15 @@ DdpStats GradientPass::stats() const {
   return stats;
 }
 
+void GradientPass::require_none(const std::string& call) const {
+  if (has_failed()) throw failure_.error().within(call);
+  if (!open_) return;
+  throw Error(Blame::Caller,
+              call +
+                  ": a backward is running, or an exception has ended it before its gradients were "
+                  "averaged; call it before a backward, or make a new DistributedDataParallel");
+}
+
 void GradientPass::prepare(bool is_reducing) {
   failure_.require_in_step();
   refuse_capture(groups_.own(), follower_ != nullptr, order_.is_ahead(),

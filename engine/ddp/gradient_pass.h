@@ -33,6 +33,8 @@ class GradientPass {
   // True if later backwards belong to another wrapper of the model.
   bool has_failed() const { return open_ && failure_.has_failed(); }
   PassFailure& failure() { return failure_; }
+  // Throws Caller, beginning with `call`, if a backward runs or has failed.
+  void require_none(const std::string& call) const;
   const StaticGraph& static_graph() const { return static_graph_; }
   Usage& usage() { return unused_.usage(); }
   BucketFollower* follower() const { return follower_; }

@@ -84,7 +84,7 @@ void Reducer::set_comm_hook(CommHook hook) {
     throw Error(Blame::Caller,
                 "register_comm_hook: this model has a hook already; it takes one, so do both works "
                 "in one function");
-  if (pass_.is_open()) throw Error(Blame::Caller, "register_comm_hook: a backward pass is running");
+  pass_.require_none("register_comm_hook");
   if (pass_.stats().passes > 0) {
     throw Error(Blame::Caller,
                 "register_comm_hook: a backward has averaged gradients without it; register the "
@@ -108,8 +108,7 @@ void Reducer::set_follower(BucketFollower* follower) {
         Blame::Caller,
         "overlap_with: another optimizer steps in the backward of this DistributedDataParallel");
   }
-  if (follower != nullptr && pass_.is_open())
-    throw Error(Blame::Caller, "overlap_with: a backward pass is running, or has failed");
+  if (follower != nullptr) pass_.require_none("overlap_with");
   pass_.set_follower(follower);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks of arguments, done before anything is sent. All throw Caller with the given value and the
-// requirement.
+// requirement. Checks that only one operation needs are in process_group.cc.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr auto kLongestTick = milliseconds(1000);  // between two looks at pending operations
+// The longest time between two looks at pending operations, and until calls are compared.
+constexpr auto kLongestTick = milliseconds(1000);
 constexpr auto kShortestTick = milliseconds(5);
 constexpr auto kLongestTurn = milliseconds(20);  // for the next lower rank to report first
 constexpr int kMostTurns = 100;

@@ -326,8 +326,14 @@ void spawn(int ranks, const std::function<void(int, int)>& function) {
   const std::string text = read_all(report.reading.get());
   if (text == kWell) return;
   if (!text.empty()) throw decode(text);
-  throw Error(Blame::PeerLost, "spawn: the process that watches the ranks ended with " +
-                                   launch::describe_status(status));
+  throw Error(
+      Blame::PeerLost,
+      "spawn: the process 'weft ranks', which watches the ranks and ends them when it ends, ended "
+      "with " +
+          launch::describe_status(status) +
+          (status == launch::kTakenStatus
+               ? "; do not wait for children of your own while spawn runs"
+               : "; something killed it (for want of memory, the kernel's log says so)"));
 }
 
 }  // namespace weft

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of ZeroRedundancyOptimizer that steps while the model's backward computes. Internal to
-// it.
+// it. Reducer::set_follower() (engine/ddp) refuses some calls of overlap_with() as well.
 //
 // In the order of the group's operations, each bucket's all-reduce is followed by the broadcasts of
 // the shards that the bucket before it has completed, so operations go on while an owner steps. A

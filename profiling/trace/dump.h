@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the flight recorder as JSON, on demand and after errors. weft-debug analyze reads it
-// (docs/looking-inside.md).
+// Writes the flight recorder as JSON, on demand and after errors. weft-debug analyze reads it by
+// profiling/tools/dumps.h (docs/looking-inside.md).
 //
 // A process writes a file when it gets SIGUSR1, into WEFT_DUMP_DIR if that is set. With
 // WEFT_DUMP_DIR it also writes one when an operation has timed out, lost its peer or its GPU, when

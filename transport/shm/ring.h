@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One direction of a connection: a ring of bytes in memory that two processes share. One process
 // writes, the other reads. The ring is mapped twice in a row, so free bytes and filled bytes are
-// always contiguous. The capacity is a power of two. Each process checks numbers from the other one
-// before it uses them: a faulty peer can spoil only its own bytes.
+// always contiguous. The capacity (kRingBytes in segment.h) is a power of two. Each process checks
+// numbers from the other one before it uses them: a faulty peer can spoil only its own bytes.
 #pragma once
 
 #include <atomic>

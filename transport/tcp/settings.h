@@ -20,6 +20,7 @@ constexpr std::size_t kMaxSockets = 16;
 
 struct Settings {
   // Sockets of a connection that is made from here (StripedStream); up to kMaxSockets.
+  // Of a program's connections: Config::tcp_sockets (WEFT_TCP_SOCKETS, base/config.h).
   std::size_t sockets = 1;
   std::chrono::seconds idle{15};        // before the kernel probes whether the peer is alive
   std::chrono::seconds probe_pause{5};  // between two probes
