@@ -6,6 +6,7 @@
 #include <weft/engine/call/awaited_calls.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
+#include <weft/engine/call/liveness.h>
 
 namespace weft::rpc::internal {
 
@@ -21,7 +22,6 @@ namespace weft::call {
 
 namespace {
 
-constexpr auto kSign = std::chrono::seconds(2);  // a live worker answers within this time
 constexpr auto kLongestLook = std::chrono::seconds(1);
 constexpr std::size_t kMostText = 400;  // bytes of a callee's answer that are logged
 
@@ -77,7 +77,7 @@ void AwaitedCalls::report() {
 
 void AwaitedCalls::ask_about(const AwaitedCall& call) {
   try {
-    const CallOptions options{call.to, kSign, MessageKind::Shutdown, /*on_loop=*/true};
+    const CallOptions options{call.to, kProbeLimit, MessageKind::Shutdown, /*on_loop=*/true};
     issue<detail::FunctionBody<&rpc::internal::progress_of>>(core_.shared_from_this(), options,
                                                              {call.id, call.is_fetch})
         .on_done_light(

@@ -191,7 +191,7 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
       wrong = "it belongs to another job";
     } else if (!(hello.to == core->self()) || hello.to_generation != core->identity().generation) {
       wrong = "it wants " + describe(hello.to) + ", which is not here";
-    } else if (hello.from.rank == kAsksForSign) {
+    } else if (hello.from.rank == kProbesOnly) {
       return answer_knock(message.head.call);
     } else if (hello.from.rank < 0 || hello.from.rank > kHighestRank) {
       wrong = "it names no valid rank";

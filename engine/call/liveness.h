@@ -8,6 +8,7 @@
 // without it.
 #pragma once
 
+#include <chrono>
 #include <exception>
 #include <map>
 #include <optional>
@@ -20,6 +21,8 @@
 #include <weft/engine/call/types.h>
 
 namespace weft::call {
+
+constexpr auto kProbeLimit = std::chrono::seconds(2);  // a live worker answers within this time
 
 class AgentCore;
 

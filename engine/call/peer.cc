@@ -171,7 +171,7 @@ void Peer::knock(const Numbered& to, std::uint64_t call) {
   head.kind = FrameKind::Hello;
   head.call = call;
   const HelloRecord hello{
-      kWireVersion,     core->identity().token, {core->self().name, kAsksForSign}, entry_.worker, 0,
+      kWireVersion,     core->identity().token, {core->self().name, kProbesOnly}, entry_.worker, 0,
       entry_.generation};
   to.pass([connection = to.connection, head, hello] {
     send_message(*connection, head,

@@ -8,6 +8,7 @@
 #include <weft/base/log.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/core.h>
+#include <weft/engine/call/liveness.h>
 #include <weft/engine/call/shutdown.h>
 #include <weft/engine/future/thread_executor.h>
 #include <weft/engine/store/backoff.h>
@@ -42,8 +43,6 @@ constexpr auto kVerdict = std::chrono::seconds(10);  // for the others to hear t
 // By how much, at most, a worker's limit is over earlier there than here, where it is counted from
 // the arrival of its message.
 constexpr auto kOnTheWay = std::chrono::seconds(1);
-
-constexpr auto kSignOfLife = std::chrono::seconds(2);  // a live worker answers within this time
 
 // Waits until the deadline at most. Returns whether the future is done by then, with a value or an
 // error.
@@ -261,18 +260,18 @@ Outcome Shutdown::await_verdict(const Future<Outcome>& verdict) {
   return verdict.get();
 }
 
-// Whether one of these workers answers within kSignOfLife; if Body returns a bool, with true. Other
+// Whether one of these workers answers within kProbeLimit; if Body returns a bool, with true. Other
 // errors than Timeout are answers too, unless Body returns a bool: if the worker is gone, the calls
 // that wait for it fail by themselves.
 template <class Body>
 bool Shutdown::answers(const std::vector<int>& ranks) {
   using Answer = typename Body::Result;
   std::vector<Future<Answer>> asked;
-  const Deadline limit = Deadline::in(kSignOfLife);
+  const Deadline limit = Deadline::in(kProbeLimit);
   for (const int rank : ranks) {
     try {
       asked.push_back(issue<Body>(core_.shared_from_this(),
-                                  {rank, kSignOfLife, MessageKind::Shutdown, /*on_loop=*/true},
+                                  {rank, kProbeLimit, MessageKind::Shutdown, /*on_loop=*/true},
                                   {}));
     } catch (const Error&) {  // it cannot be reached at present
     }
@@ -334,7 +333,7 @@ Error Shutdown::why_gone(int rank) const {
 std::string Shutdown::doing_of(int rank) {
   try {
     const auto answer = issue<detail::FunctionBody<&rpc::internal::doing>>(
-        core_.shared_from_this(), {rank, kSignOfLife, MessageKind::Shutdown, /*on_loop=*/true}, {});
+        core_.shared_from_this(), {rank, kProbeLimit, MessageKind::Shutdown, /*on_loop=*/true}, {});
     std::string text = answer.get();
     constexpr std::size_t kMost = 400;
     text.resize(std::min(text.size(), kMost));

@@ -21,7 +21,7 @@ enum class Failure {
 };
 
 // The rank in the Hello of a process that has not joined and only sends a liveness probe.
-constexpr int kAsksForSign = -2;
+constexpr int kProbesOnly = -2;
 
 // The body of a Hello.
 struct HelloRecord {

@@ -418,7 +418,7 @@ TEST_P(ForeignCalls, ImpossibleRanksAreRefused) {
 // any further message is refused.
 TEST_P(ForeignCalls, LivenessProbeMayAskNothingElse) {
   Stranger stranger(agent, GetParam());
-  stranger.greet(agent, call::kAsksForSign);
+  stranger.greet(agent, call::kProbesOnly);
   const auto said = stranger.next();
   ASSERT_TRUE(said);
   EXPECT_EQ(said->head.kind, call::FrameKind::Reply);
