@@ -76,7 +76,7 @@ std::shared_ptr<Peer> Connections::peer(const Recipient& to) {
     }
     if (other && to.generation < other->generation()) {
       // The outdated generation may come from the directory.
-      core_.directory().forget_before(to.rank, other->generation());
+      core_.directory().known().forget_before(to.rank, other->generation());
       throw has_left(to);
     }
     if (other) {  // it has left, but its connection has not ended yet
@@ -85,7 +85,7 @@ std::shared_ptr<Peer> Connections::peer(const Recipient& to) {
     Directory::Entry entry = found(to);
     // False if a successor was met before the store's list named it.
     if (!core_.members().meets(entry.worker, entry.generation)) {
-      core_.directory().forget_before(to.rank, entry.generation + 1);
+      core_.directory().known().forget_before(to.rank, entry.generation + 1);
       if (to.generation != kAnyGeneration || again > 1) throw has_left(to);
       continue;
     }
@@ -175,7 +175,7 @@ void Connections::off_loop(const Recipient& to, Task task) {
 
 std::string Connections::name_of(int rank) const {
   if (rank == core_.self().rank) return describe(core_.self());
-  if (const auto known = core_.directory().known(rank)) return describe(*known);
+  if (const auto known = core_.directory().known().worker(rank)) return describe(*known);
   const auto known = known_peer(rank);
   return known ? describe(known->worker()) : "rank " + std::to_string(rank);
 }

@@ -5,6 +5,7 @@
 #include <weft/base/inheritance.h>
 #include <weft/engine/call/call_errors.h>
 #include <weft/engine/call/core.h>
+#include <weft/engine/call/fixed_job.h>
 
 namespace weft::call {
 

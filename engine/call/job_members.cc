@@ -22,7 +22,7 @@ void JobMembers::begin() {
 }
 
 void JobMembers::follow(long announcements) {
-  for (const Member& worker : core_.directory().members()) {
+  for (const Member& worker : core_.directory().known().members()) {
     if (worker.worker.rank != core_.self().rank) present_.add(worker);
   }
   auto follower = std::make_unique<Follower>(
@@ -62,7 +62,7 @@ void JobMembers::heard(const Announcement& announcement) {
     } else if (standing == static_cast<int>(Standing::Lost)) {
       lost({worker, generation}, loss_of(worker, why));
     } else if (present_.remove(worker.rank, generation)) {
-      core_.directory().forget_before(worker.rank, generation + 1);
+      core_.directory().known().forget_before(worker.rank, generation + 1);
       watch_neighbours();
     }
   } catch (const Error& error) {
@@ -130,7 +130,7 @@ void JobMembers::declare_lost(const Member& worker, const Error& why) {
 
 void JobMembers::lost(const Member& worker, const Error& why) {
   const int rank = worker.worker.rank;
-  core_.directory().forget_before(rank, worker.generation + 1);
+  core_.directory().known().forget_before(rank, worker.generation + 1);
   end_predecessors(rank, worker.generation + 1, why);
   core_.connections().close_peer(worker, why);
   core_.thread_pool()->recall();  // wakes threads that wait in shutdown() for this worker

@@ -144,7 +144,8 @@ void Liveness::lost(const Recipient& asked, const Answer& answer, bool is_news) 
     const Error why(Blame::PeerLost,
                     core_.connections().name_of(rank) +
                         " is lost: it does not answer a liveness probe: " + answer.why_not->text());
-    const auto known = core_.directory().known(rank);  // a stranger may give a rank nobody has
+    const auto known =
+        core_.directory().known().worker(rank);  // a stranger may give a rank nobody has
     if (is_news && known) core_.members().tell_lost(*known, why);
   } else if (const auto present = core_.members().find(rank);
              present && has_generation && present->generation == asked.generation &&

@@ -11,6 +11,7 @@
 #include <weft/engine/autograd/contexts.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/call/directory.h>
+#include <weft/engine/call/fixed_job.h>
 #include <weft/engine/call/numbers.h>
 #include <weft/engine/call/secret.h>
 #include <weft/engine/instruments/instruments.h>

@@ -11,6 +11,7 @@
 
 #include <weft/base/log.h>
 #include <weft/engine/call/directory.h>
+#include <weft/engine/call/fixed_job.h>
 #include <weft/tests/harness/memory_bootstrap.h>
 
 namespace weft::call {
@@ -39,10 +40,10 @@ TEST(Directory, FindsTheWorkerThatHasTheNameNow) {
   asks.forget(1);
   EXPECT_EQ(asks.recipient("moves").rank, 2);
   EXPECT_EQ(asks.recipient("other").generation, 1);
-  asks.forget_before(2, 1);
+  asks.known().forget_before(2, 1);
   second.leave();
   EXPECT_THROW(asks.recipient("moves"), NotThere);
-  EXPECT_EQ(asks.known(1)->name, "other");
+  EXPECT_EQ(asks.known().worker(1)->name, "other");
 }
 
 TEST(Directory, LowestWaitingRankNamesTheMissing) {

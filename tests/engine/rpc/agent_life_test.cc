@@ -182,7 +182,7 @@ TEST(AgentLife, LookingUpAnOwnerBlocksNoCalls) {
   EXPECT_EQ(value.to_here().numel(), 2);
   // Forgets it, as the end of the connection would.
   const auto core = call::detail::CoreCalls::of(first);
-  EXPECT_TRUE(harness::comes_true([&] { return core->directory().known(2).has_value(); }));
+  EXPECT_TRUE(harness::comes_true([&] { return core->directory().known().worker(2).has_value(); }));
   core->directory().forget(2);
   store->hold();
   const auto given = second.async<&lives::keep_given>(0, value);
