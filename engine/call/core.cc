@@ -89,7 +89,7 @@ void AgentCore::leave() noexcept {
     return keep_inherited(shared_from_this());
   }
   if (!lifetime_.close()) return;
-  thread_pool_->recall();  // wakes threads that wait in shutdown() for others
+  loop_->recall();  // wakes threads that wait in shutdown() for others
   auto follower = members_.stop_following();
   directory_.leave();
   follower = nullptr;

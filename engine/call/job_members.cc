@@ -133,7 +133,7 @@ void JobMembers::lost(const Member& worker, const Error& why) {
   core_.directory().known().forget_before(rank, worker.generation + 1);
   end_predecessors(rank, worker.generation + 1, why);
   core_.connections().close_peer(worker, why);
-  core_.thread_pool()->recall();  // wakes threads that wait in shutdown() for this worker
+  core_.loop()->recall();  // wakes threads that wait in shutdown() for this worker
   bool is_untold = false;
   {
     // The lock keeps other threads from telling of the next worker of its rank or name in between.

@@ -110,8 +110,7 @@ Future<Outcome> Shutdown::join(int rank, Deadline limit) {
     const auto [known, is_new] = waiting_.try_emplace(rank, joins);
     if (!is_new) std::swap(known->second, joins);  // its earlier question fails outside the lock
   }
-  core_.thread_pool()
-      ->recall();  // wakes rank 0's thread, whose condition is called under the loop's lock
+  core_.loop()->recall();  // wakes rank 0's thread, whose condition is called under the loop's lock
   if (!awaited_here_) {
     awaited_here_.emplace(core_.options().wait_reports);
     report_awaited();

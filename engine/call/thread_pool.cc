@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <iterator>
+#include <atomic>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -41,16 +40,14 @@ class ThreadPool::Blocked {
       : thread_pool_(thread_pool), counts_(thread_executor() == &thread_pool && running) {
     if (!counts_) return;
     UniqueLock lock(thread_pool_.mutex_);
-    ++thread_pool_.blocked_;
-    thread_pool_.note();
+    thread_pool_.queue_.block();
     thread_pool_.refuse_if_too_many_block(lock);
-    if (!thread_pool_.tasks_.empty()) thread_pool_.call_another(lock);
+    if (thread_pool_.queue_.has_tasks()) thread_pool_.call_another(lock);
   }
   ~Blocked() {
     if (!counts_) return;
     MutexLock lock(thread_pool_.mutex_);
-    --thread_pool_.blocked_;
-    thread_pool_.note();
+    thread_pool_.queue_.unblock();
   }
   Blocked(const Blocked&) = delete;
   Blocked& operator=(const Blocked&) = delete;
@@ -62,9 +59,8 @@ class ThreadPool::Blocked {
 
 ThreadPool::ThreadPool(std::string name, int threads, std::shared_ptr<EventLoop> loop)
     : name_(std::move(name)),
-      limit_(threads),
       loop_(std::move(loop)),
-      waiting_(trace::depth(trace::Queue::Handlers, name_)) {}
+      queue_(threads, trace::depth(trace::Queue::Handlers, name_)) {}
 
 std::shared_ptr<ThreadPool> ThreadPool::make(std::string name, int threads,
                                              std::shared_ptr<EventLoop> loop) {
@@ -105,30 +101,25 @@ void ThreadPool::block(const std::function<void()>& wait) {
   wait();
 }
 
-void ThreadPool::run(Task task) { add(&ThreadPool::tasks_, {std::move(task), {}}); }
+void ThreadPool::run(Task task) { add({std::move(task), {}}); }
 
-void ThreadPool::run_call(Task task, Refuse refuse) {
-  add(&ThreadPool::tasks_, {std::move(task), std::move(refuse)});
-}
+void ThreadPool::run_call(Task task, Refuse refuse) { add({std::move(task), std::move(refuse)}); }
 
 bool ThreadPool::has_waited() { return running_has_waited; }
 
-void ThreadPool::run_beside(Task task) { add(&ThreadPool::beside_, {std::move(task), {}}); }
+void ThreadPool::run_beside(Task task) { add({std::move(task), {}, /*is_beside=*/true}); }
 
-void ThreadPool::add(std::deque<Waiting> ThreadPool::*tasks, Waiting waiting) {
+void ThreadPool::add(TaskQueue::Waiting waiting) {
   if (made_in_.is_inherited()) return;
   UniqueLock lock(mutex_);
-  if (stopping_) return;
-  (this->*tasks).push_back(std::move(waiting));
-  (this->*tasks).back().has_waited = !has_room();
-  waiting_.add(1);
-  note();
+  if (queue_.closed()) return;
+  queue_.add(std::move(waiting));
   refuse_if_too_many_block(lock);
-  if (stopping_) return;
+  if (queue_.closed()) return;
   // The thread that turns the loop for the thread pool finds the task when it leaves its turn. Any
   // other thread must call one, unless the task has to wait for those that run.
   if (thread_executor() == this && !running && loop_->inside()) return;
-  if (may_run() || (!serving_ && !looking_)) call_another(lock);
+  if (queue_.may_run() || (!serving_ && !looking_)) call_another(lock);
 }
 
 // Has a thread take the tasks that wait: one that sleeps, or a new one; or else the one that serves
@@ -136,27 +127,26 @@ void ThreadPool::add(std::deque<Waiting> ThreadPool::*tasks, Waiting waiting) {
 void ThreadPool::call_another(std::unique_lock<std::mutex>& lock) {
   if (idle_ > 0 || looking_) {
     changed_.notify_one();
-  } else if (may_grow()) {
+  } else if (queue_.may_grow(threads_.size())) {
     try {
-      std::thread thread([self = shared_from_this()] { self->work(); });
-      threads_.emplace(thread.get_id(), std::move(thread));
+      threads_.start(Task([self = shared_from_this()] { self->work(); }));
       is_short_of_threads_ = false;
     } catch (const std::system_error& error) {
-      if (threads_.empty()) throw;  // make() catches it
+      if (threads_.size() == 0) throw;  // make() catches it
       if (!std::exchange(is_short_of_threads_, true)) {
         log::error("agent '" + name_ + "' has no thread for a call that waits: " + error.what());
       }
-      if (threads() == blocked_) {
+      if (threads_.size() == queue_.blocked()) {
         refuse_calls(
             lock,
-            "all its " + std::to_string(blocked_) +
+            "all its " + std::to_string(queue_.blocked()) +
                 " threads wait for calls and futures, and no other can be started (" +
                 error.what() +
                 "); raise the limit of threads of this user or container (ulimit -u, pids.max)");
       }
     }
   }
-  if (serving_ && may_run()) {
+  if (serving_ && queue_.may_run()) {
     lock.unlock();
     loop_->recall();
     lock.lock();
@@ -164,24 +154,18 @@ void ThreadPool::call_another(std::unique_lock<std::mutex>& lock) {
 }
 
 void ThreadPool::refuse_if_too_many_block(std::unique_lock<std::mutex>& lock) {
-  if (blocked_ < most_blocked_ || tasks_.empty()) return;
-  refuse_calls(lock, std::to_string(blocked_) +
+  if (!queue_.must_refuse()) return;
+  refuse_calls(lock, std::to_string(queue_.blocked()) +
                          " of its threads wait for calls and futures, and no more than " +
-                         std::to_string(most_blocked_) +
+                         std::to_string(queue_.most_blocked()) +
                          " may; nest calls less deep, or issue fewer at a time");
 }
 
 // Refuses the calls that wait. It does so in a turn of the loop, because continuations of their
 // failure must not run on a thread that is about to block.
 void ThreadPool::refuse_calls(std::unique_lock<std::mutex>& lock, const std::string& why) {
-  const auto calls = std::stable_partition(tasks_.begin(), tasks_.end(),
-                                           [](const Waiting& waiting) { return !waiting.refuse; });
-  if (calls == tasks_.end()) return;
-  std::vector<Waiting> refused(std::make_move_iterator(calls),
-                               std::make_move_iterator(tasks_.end()));
-  tasks_.erase(calls, tasks_.end());
-  waiting_.add(-static_cast<std::int64_t>(refused.size()));
-  note();
+  std::vector<TaskQueue::Waiting> refused = queue_.take_calls();
+  if (refused.empty()) return;
   lock.unlock();
   const Error busy(
       Blame::Busy,
@@ -189,7 +173,7 @@ void ThreadPool::refuse_calls(std::unique_lock<std::mutex>& lock, const std::str
           "; or have the functions return a Future, or be coroutines: then they hold no thread "
           "while they wait");
   loop_->post(Task([refused = std::move(refused), busy] {
-    for (const Waiting& waiting : refused) waiting.refuse(busy);
+    for (const TaskQueue::Waiting& waiting : refused) waiting.refuse(busy);
   }));
   lock.lock();
 }
@@ -201,8 +185,8 @@ void ThreadPool::work() {
   crash::prepare_thread();
   UniqueLock lock(mutex_);
   for (;;) {
-    if (stopping_) break;
-    if (may_run() && !overdue_) {
+    if (queue_.closed()) break;
+    if (queue_.may_run() && !overdue_) {
       run_one(lock);
     } else if (!serving_) {
       serve(lock);
@@ -210,25 +194,14 @@ void ThreadPool::work() {
       break;
     }
   }
-  auto own = threads_.extract(std::this_thread::get_id());
-  std::thread before = std::exchange(last_, std::move(own.mapped()));
-  ended_.notify_all();
+  std::thread before = threads_.leave();
   lock.unlock();
   if (before.joinable()) before.join();
 }
 
 void ThreadPool::run_one(std::unique_lock<std::mutex>& lock) {
-  const bool is_beside = may_run_beside();
-  std::deque<Waiting>& tasks = is_beside ? beside_ : tasks_;
-  Waiting own = std::move(tasks.front());
-  tasks.pop_front();
-  waiting_.add(-1);
-  ++busy_;
-  if (is_beside) {
-    ++blocked_;
-    ++busy_beside_;
-  }
-  note();
+  TaskQueue::Waiting own = queue_.take();
+  const bool is_beside = own.is_beside;
   if (is_beside) refuse_if_too_many_block(lock);
   if (!looking_ && !serving_) call_another(lock);  // it becomes the lookout
   lock.unlock();
@@ -238,12 +211,7 @@ void ThreadPool::run_one(std::unique_lock<std::mutex>& lock) {
   own = {};
   running = running_has_waited = false;
   lock.lock();
-  --busy_;
-  if (is_beside) {
-    --blocked_;
-    --busy_beside_;
-  }
-  note();
+  queue_.finish(is_beside);
   last_work_ = Clock::now();
 }
 
@@ -251,10 +219,11 @@ void ThreadPool::serve(std::unique_lock<std::mutex>& lock) {
   serving_ = true;
   overdue_ = false;
   ++served_;
+  const std::atomic<bool>& wanted = queue_.wanted();
   lock.unlock();
   // Serves one turn at least.
-  loop_->serve([this, first = true]() mutable {
-    return !std::exchange(first, false) && wanted_.load(std::memory_order_relaxed);
+  loop_->serve([&wanted, first = true]() mutable {
+    return !std::exchange(first, false) && wanted.load(std::memory_order_relaxed);
   });
   lock.lock();
   serving_ = false;
@@ -266,80 +235,63 @@ bool ThreadPool::rest(std::unique_lock<std::mutex>& lock) {
     looking_ = true;
     look_out(lock);
     looking_ = false;
-    if (stopping_ || may_run() || !serving_) return true;
+    if (queue_.closed() || queue_.may_run() || !serving_) return true;
   }
   ++idle_;
   const auto woken = changed_.wait_for(lock, kIdle);
   --idle_;
   // A thread whose time is over may have taken another's notification with it
   // (pthread_cond_timedwait(3p)), and nobody sends a second one.
-  return woken == std::cv_status::no_timeout || !serving_ || may_run() ||
-         threads() - blocked_ <= limit_ + 2;
+  return woken == std::cv_status::no_timeout || !serving_ || queue_.may_run() ||
+         queue_.needs(threads_.size());
 }
 
 // Waits until the others have left something undone between two looks: a task that could have run,
 // or a loop that nobody has served. Gives up when nothing has been done for a while.
 void ThreadPool::look_out(std::unique_lock<std::mutex>& lock) {
-  while (!stopping_ && (busy_ > 0 || Clock::now() - last_work_ < kAlert)) {
+  while (!queue_.closed() && (queue_.busy() > 0 || Clock::now() - last_work_ < kAlert)) {
     const auto served = served_;
-    const bool could_run = may_run();
+    const bool could_run = queue_.may_run();
     const bool unserved = !serving_;
     if (changed_.wait_for(lock, kLook) == std::cv_status::no_timeout) return;
     overdue_ = unserved && !serving_ && served == served_;
-    if (overdue_ || (could_run && may_run())) return;
+    if (overdue_ || (could_run && queue_.may_run())) return;
   }
 }
 
 void ThreadPool::stop() {
-  std::deque<Waiting> dropped;
   UniqueLock lock(mutex_);
-  stopping_ = true;
-  wanted_ = true;
-  dropped.swap(tasks_);
-  for (Waiting& waiting : beside_) dropped.push_back(std::move(waiting));
-  beside_.clear();
-  waiting_.add(-static_cast<std::int64_t>(dropped.size()));
+  auto dropped = queue_.close();
   changed_.notify_all();
   lock.unlock();
   dropped.clear();  // outside the lock, because tasks own things
   loop_->recall();
   lock.lock();
   const int own = thread_executor() == this ? 1 : 0;
-  ended_.wait(lock, [&]() WEFT_REQUIRES(mutex_) { return threads() <= own; });
-  std::thread last = own == 0 ? std::exchange(last_, std::thread()) : std::thread();
+  threads_.wait(lock, own);
+  std::thread last = own == 0 ? threads_.take_last() : std::thread();
   lock.unlock();
   if (last.joinable()) last.join();
 }
 
-ThreadPool::~ThreadPool() {
-  if (!last_.joinable()) return;
-  // One of its own threads has called stop() and was the last to leave. It may be the one that
-  // destroys the pool.
-  if (last_.get_id() == std::this_thread::get_id()) {
-    last_.detach();
-  } else {
-    last_.join();
-  }
-}
-
 void ThreadPool::limit_blocked(int threads) {
   MutexLock lock(mutex_);
-  most_blocked_ = threads;
+  queue_.limit_blocked(threads);
 }
 
 std::size_t ThreadPool::waiting() const {
   MutexLock lock(mutex_);
-  return tasks_.size() + beside_.size();
+  return queue_.waiting();
 }
 
 bool ThreadPool::is_full() const {
   MutexLock lock(mutex_);
-  return busy_ - blocked_ + static_cast<int>(tasks_.size()) > limit_;
+  return queue_.is_full();
 }
 
 std::size_t ThreadPool::active() const {
   MutexLock lock(mutex_);
-  return static_cast<std::size_t>(busy_) + tasks_.size() + beside_.size();
+  return static_cast<std::size_t>(queue_.busy()) + queue_.waiting();
 }
 
 }  // namespace weft::call

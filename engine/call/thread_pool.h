@@ -9,33 +9,30 @@
 // for them. So calls that wait for calls do not starve, however deep, until kMostBlocked threads
 // block. Then calls are refused, so that the blocked ones can end. Calls are also refused if no
 // thread is free and none can be made.
+//
+// Owned by the agent's core and by the promises that continue on it. Usable from every thread;
+// drive(), block() and stop() block. Its parts: the tasks and the counts by which they may run
+// (task_queue.h), and the threads (thread_set.h).
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
-#include <unordered_map>
-#include <vector>
 
 #include <weft/base/error.h>
 #include <weft/base/event_loop.h>
 #include <weft/base/inheritance.h>
 #include <weft/base/mutex.h>
+#include <weft/engine/call/task_queue.h>
+#include <weft/engine/call/thread_set.h>
 #include <weft/engine/future/executor.h>
-#include <weft/profiling/trace/depth.h>
 
 namespace weft::call {
-
-constexpr int kMostBlocked = 4096;  // threads of one agent
-// At most so many of these threads run tasks of run_beside(). There is one such task for each
-// message, and few wait.
-constexpr int kMostBeside = 64;
 
 class ThreadPool final : public weft::detail::Executor,
                          public std::enable_shared_from_this<ThreadPool> {
@@ -50,13 +47,12 @@ class ThreadPool final : public weft::detail::Executor,
              const void* awaited = nullptr) override;
   void block(const std::function<void()>& wait) override;
   void recall(const void* awaited) noexcept override { loop_->recall(awaited); }
-  void recall() noexcept { loop_->recall(); }  // wakes threads that drive without `awaited`
   bool inside() const override { return loop_->inside(); }
   // After stop() the task is dropped.
   void run(Task task) override;
   // Runs a call, which may be refused: then `refuse` runs instead, in a turn of the loop, with Busy
   // and advice.
-  using Refuse = std::function<void(const Error& why)>;
+  using Refuse = TaskQueue::Refuse;
   void run_call(Task task, Refuse refuse);
   // Whether the task that this thread runs found no thread free when it was added, and waited
   // behind others. It is no such wait if a free thread was slow to wake.
@@ -64,8 +60,6 @@ class ThreadPool final : public weft::detail::Executor,
   // Like run(), for Weft's own tasks that wait for something outside, and never for each other.
   // They run beside the tasks that the limit counts, kMostBeside at a time.
   void run_beside(Task task);
-
-  ~ThreadPool() override;
 
   // Ends the threads and waits until they are gone, including the destructors of their
   // thread-locals, so that none runs beside the end of the process. A thread of its own that calls
@@ -83,12 +77,7 @@ class ThreadPool final : public weft::detail::Executor,
  private:
   class Blocked;
   ThreadPool(std::string name, int threads, std::shared_ptr<EventLoop> loop);
-  struct Waiting {
-    Task task;
-    Refuse refuse;            // set for a call
-    bool has_waited = false;  // behind others
-  };
-  void add(std::deque<Waiting> ThreadPool::*tasks, Waiting waiting);
+  void add(TaskQueue::Waiting waiting);
   void work();
   void run_one(std::unique_lock<std::mutex>& lock) WEFT_REQUIRES(mutex_);
   void serve(std::unique_lock<std::mutex>& lock) WEFT_REQUIRES(mutex_);
@@ -98,57 +87,23 @@ class ThreadPool final : public weft::detail::Executor,
   void refuse_calls(std::unique_lock<std::mutex>& lock, const std::string& why)
       WEFT_REQUIRES(mutex_);
   void refuse_if_too_many_block(std::unique_lock<std::mutex>& lock) WEFT_REQUIRES(mutex_);
-  int threads() const WEFT_REQUIRES(mutex_) { return static_cast<int>(threads_.size()); }
-  bool may_grow() const WEFT_REQUIRES(mutex_) {
-    return threads() - blocked_ < limit_ + 2 && blocked_ < most_blocked_ + kReserve;
-  }
-  bool may_run_beside() const WEFT_REQUIRES(mutex_) {
-    return !beside_.empty() && busy_beside_ < kMostBeside;
-  }
-  // Whether a thread may take the newest task at once.
-  bool has_room() const WEFT_REQUIRES(mutex_) {
-    return static_cast<int>(tasks_.size()) <= limit_ - (busy_ - blocked_);
-  }
-  bool may_run() const WEFT_REQUIRES(mutex_) {
-    return may_run_beside() || (!tasks_.empty() && busy_ - blocked_ < limit_);
-  }
-  // Call it after every change of the state that may_run() reads.
-  void note() WEFT_REQUIRES(mutex_) { wanted_ = stopping_ || may_run(); }
-
-  // Threads beyond most_blocked_ that may block, for continuations and Weft's own tasks, which end
-  // the blocked calls.
-  static constexpr int kReserve = 512;
 
   const MadeIn made_in_;
   const std::string name_;
-  const int limit_;
   const std::shared_ptr<EventLoop> loop_;
-  trace::Depth& waiting_;  // tasks that wait
 
   mutable Mutex mutex_;
   std::condition_variable changed_;
-  std::condition_variable ended_;
-  std::deque<Waiting> tasks_ WEFT_GUARDED_BY(mutex_);
-  std::deque<Waiting> beside_ WEFT_GUARDED_BY(mutex_);
-  // A task may run, or the end has come: the thread that serves the loop should leave it.
-  std::atomic<bool> wanted_{false};
-  bool stopping_ WEFT_GUARDED_BY(mutex_) = false;
-  bool serving_ WEFT_GUARDED_BY(mutex_) = false;  // a thread serves the loop
-  bool looking_ WEFT_GUARDED_BY(mutex_) = false;  // there is a lookout
-  std::unordered_map<std::thread::id, std::thread> threads_ WEFT_GUARDED_BY(mutex_);
-  // The thread that ended last; it has joined the one before.
-  std::thread last_ WEFT_GUARDED_BY(mutex_);
-  int idle_ WEFT_GUARDED_BY(mutex_) = 0;  // threads that sleep until they are called
-  int busy_ WEFT_GUARDED_BY(mutex_) = 0;  // threads that run tasks, blocked ones among them
-  // Those of them that block on a future, or run a task beside the limit.
-  int blocked_ WEFT_GUARDED_BY(mutex_) = 0;
-  int busy_beside_ WEFT_GUARDED_BY(mutex_) = 0;
-  int most_blocked_ WEFT_GUARDED_BY(mutex_) = kMostBlocked;
+  TaskQueue queue_ WEFT_GUARDED_BY(mutex_);
+  bool serving_ WEFT_GUARDED_BY(mutex_) = false;      // a thread serves the loop
+  bool looking_ WEFT_GUARDED_BY(mutex_) = false;      // there is a lookout
+  int idle_ WEFT_GUARDED_BY(mutex_) = 0;              // threads that sleep until they are called
   std::uint64_t served_ WEFT_GUARDED_BY(mutex_) = 0;  // how often the loop has been served
   // The loop was not served between two looks; it comes before tasks.
   bool overdue_ WEFT_GUARDED_BY(mutex_) = false;
   std::chrono::steady_clock::time_point last_work_ WEFT_GUARDED_BY(mutex_);
   bool is_short_of_threads_ WEFT_GUARDED_BY(mutex_) = false;  // and has logged it
+  ThreadSet threads_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::call
