@@ -190,8 +190,8 @@ void ShardedOptimizer::lay_out(std::size_t first_group) {
   owners_ = std::move(owners);
 }
 
-ShardedOptimizer::Shard ShardedOptimizer::make_shard(std::size_t group, int owner,
-                                                     std::vector<at::Tensor> parameters) const {
+Shard ShardedOptimizer::make_shard(std::size_t group, int owner,
+                                   std::vector<at::Tensor> parameters) const {
   Shard shard;
   shard.group = group;
   shard.owner = owner;
@@ -280,13 +280,13 @@ void ShardedOptimizer::step_shards() {
     Shard& shard = shards_[i];
     if (shard.optimizer) step_own(shard);
     if (group_.size() == 1) continue;
-    at::Tensor flat = travelling(shard);
+    at::Tensor flat = shard.travelling();
     const group::CalledBy by("ZeroRedundancyOptimizer");
     under_way.push_back({&shard, flat, group_.broadcast(flat, shard.owner)});
   }
   for (UnderWay& one : under_way) {
     one.work.wait();
-    if (!is_mine(*one.shard)) land(one.flat, one.shard->parameters);
+    if (!is_mine(*one.shard)) Shard::land(one.flat, one.shard->parameters);
   }
 }
 
@@ -307,24 +307,6 @@ void ShardedOptimizer::step_own(Shard& shard) {
     if (group_.size() > 1) group_.abort(std::string(kStepThrew) + "an exception without a text");
     throw;
   }
-}
-
-at::Tensor ShardedOptimizer::whole_memory(const Shard& shard) {
-  if (shard.flat.defined()) return shard.flat;
-  const at::Tensor& first = shard.parameters.front();
-  return shard.parameters.size() == 1 && first.is_contiguous() ? first.detach() : at::Tensor();
-}
-
-at::Tensor ShardedOptimizer::travelling(const Shard& shard) const {
-  const at::Tensor whole = whole_memory(shard);
-  if (whole.defined()) return whole;
-  return is_mine(shard) ? flatten(shard.parameters) : empty_flat(shard.parameters);
-}
-
-void ShardedOptimizer::land(const at::Tensor& flat, const std::vector<at::Tensor>& parameters) {
-  if (!parameters.front().is_alias_of(flat)) return unflatten(flat, parameters);
-  // The broadcast wrote without autograd, so values that a graph has saved are no longer valid.
-  for (const at::Tensor& parameter : parameters) parameter.unsafeGetTensorImpl()->bump_version();
 }
 
 void ShardedOptimizer::mirror_step(const detail::JoinStep& step) {

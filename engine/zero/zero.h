@@ -31,6 +31,7 @@
 #include <weft/engine/ddp/join.h>
 #include <weft/engine/future/refusal.h>
 #include <weft/engine/group/process_group.h>
+#include <weft/engine/zero/shard.h>
 
 namespace torch::optim {
 class LBFGS;
@@ -135,14 +136,6 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
   void take_over(int last_rank) override;
 
  private:
-  struct Shard {
-    std::size_t group = 0;  // index into param_groups()
-    int owner = 0;
-    std::vector<at::Tensor> parameters;
-    at::Tensor flat;  // the parameters' memory, if they are views
-    // Only on its owner. Shared with a running step, which may outlive this object.
-    std::shared_ptr<torch::optim::Optimizer> optimizer;
-  };
   struct Overlap;
   void lay_out(std::size_t first_group);
   Shard make_shard(std::size_t group, int owner, std::vector<at::Tensor> parameters) const;
@@ -151,13 +144,6 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
   void step_own(Shard& shard);
   // Gives the shard's optimizer the options of its parameter group.
   void prepare_step(Shard& shard) const;
-  // The shard's memory if it is one piece: its buffer, or its only parameter. Undefined otherwise.
-  static at::Tensor whole_memory(const Shard& shard);
-  // The shard's values in one piece: whole_memory(), or a copy (uninitialised on other ranks than
-  // the owner).
-  at::Tensor travelling(const Shard& shard) const;
-  // Makes the values that the owner has sent the parameters' values.
-  static void land(const at::Tensor& flat, const std::vector<at::Tensor>& parameters);
   // Throws Caller between a backward that steps and step().
   void check_stepped(const char* what) const;
   bool is_mine(const Shard& shard) const { return shard.owner == group_.rank(); }

@@ -221,7 +221,7 @@ void ShardedOptimizer::Overlap::step(std::size_t index) {
   Stepped one{.shard = &shard, .ready = when_all(std::exchange(pass.needs[index], {}))};
   at::Tensor copy;
   if (zero_.group_.size() > 1) {
-    one.flat = whole_memory(shard);
+    one.flat = shard.whole_memory();
     if (!one.flat.defined()) one.flat = copy = empty_flat(shard.parameters);
   }
   if (shard.optimizer) {
@@ -255,7 +255,7 @@ void ShardedOptimizer::Overlap::send(const Stepped& one) {
   }
   if (!zero_.is_mine(*one.shard)) {
     arrived = arrived.then(
-        [flat = one.flat, parameters = one.shard->parameters] { land(flat, parameters); });
+        [flat = one.flat, parameters = one.shard->parameters] { Shard::land(flat, parameters); });
   }
   pass_->arrivals.push_back(std::move(arrived));
 }
