@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The outgoing calls of one agent that wait for their replies.
+// The outgoing calls of one agent that wait for their replies. WaitingCall has 16 members: it
+// records what the end of a call needs, whichever way the call ends, and it is moved as a whole.
 #pragma once
 
 #include <cstdint>
