@@ -137,8 +137,8 @@ void Liveness::lost(const Recipient& asked, const Answer& answer, bool is_news) 
   const int rank = asked.rank;
   const bool has_generation = asked.generation != kAnyGeneration;
   core_.extensions().worker_lost(
-      rank,
-      has_generation ? std::optional(static_cast<std::uint16_t>(asked.generation + 1)) : std::nullopt);
+      rank, has_generation ? std::optional(static_cast<std::uint16_t>(asked.generation + 1))
+                           : std::nullopt);
   core_.loop()->recall();  // wakes threads that wait in shutdown() for this worker
   if (core_.identity().world_size) {
     const Error why(Blame::PeerLost,

@@ -553,7 +553,7 @@ TEST_P(Backward, ContextTakesSeveralPasses) {
           {agent.sync<&passes::mixed>(after(agent, 1), a, b, after(agent, 2).rank).sum()});
       expect_gradients(context, {a, b}, {once[0] * i, once[1] * i});
     }
-    EXPECT_TRUE(context.shared()->sends().empty());
+    EXPECT_TRUE(context.shared()->recording().all().empty());
   });
 }
 

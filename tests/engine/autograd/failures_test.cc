@@ -355,7 +355,7 @@ TEST_P(FailingBackward, NoGradCallsAreNotWaitedFor) {
           agent.remote<&broken::weighted_on>(1, a, last).to_here();
           agent.sync<&broken::weighted_on>(0, a, last);
         }
-        EXPECT_TRUE(context.shared()->sends().empty());
+        EXPECT_TRUE(context.shared()->recording().all().empty());
         context.backward({agent.sync<&broken::weighted>(1, a).sum() +
                           agent.sync<&broken::weighted_on>(1, a, last).sum()});
         EXPECT_TRUE(at::equal(context.gradient(a), at::full({3}, 2, at::kDouble)));
@@ -373,7 +373,7 @@ TEST_P(FailingBackward, FailedCallIsNotWaitedFor) {
         const auto a = leaf({3}), b = leaf({3});
         AutogradContext context(agent);
         EXPECT_EQ(error_of([&] { agent.sync<&broken::mul>(1, a, a); }).blame(), Blame::PeerLost);
-        EXPECT_TRUE(context.shared()->sends().empty());
+        EXPECT_TRUE(context.shared()->recording().all().empty());
         context.backward({agent.sync<&broken::mul>(1, a, b).sum()});
         EXPECT_TRUE(at::allclose(context.gradient(a), b.detach()));
       },
@@ -387,7 +387,7 @@ TEST_P(FailingBackward, UnfitGradientsAreRefused) {
     const auto a = leaf({3}), b = leaf({3});
     AutogradContext context(agent);
     const at::Tensor y = agent.sync<&broken::mul>(1, a, b);
-    const auto request = context.shared()->sends().at(0)->message();
+    const auto request = context.shared()->recording().all().at(0)->message();
     const autograd::MessageId reply{request.caller, request.call, /*reply=*/true};
     const auto send = [&](autograd::MessageId message, std::vector<at::Tensor> gradients) {
       static std::uint64_t pass = 1 << 20;
@@ -489,10 +489,11 @@ TEST(FailingBackwardMessages, FailedPassesAreNamedUntilAllKnow) {
     agent.sync<&broken::number>(2, 1);
     const at::Tensor loss = agent.sync<&broken::breaks>(1, leaf({3})).sum();
     called = true;
-    EXPECT_TRUE(comes_true([&] { return context.shared()->has_lost(2); }));
+    EXPECT_TRUE(comes_true([&] { return context.shared()->recording().has_lost(2); }));
     for (int pass = 0; pass < 3; ++pass) {
       error_of([&] { context.backward({loss}, {.retain_graph = true}); });
-      EXPECT_TRUE(comes_true([&] { return context.shared()->untold().empty(); })) << pass;
+      EXPECT_TRUE(comes_true([&] { return context.shared()->failed_passes().untold().empty(); }))
+          << pass;
     }
     over = true;
     agent.leave();
@@ -504,7 +505,7 @@ TEST(FailingBackwardMessages, TooManyNamedPassesAreRefused) {
     if (agent.self().rank != 0) return;
     AutogradContext context(agent);
     agent.sync<&broken::mul>(1, leaf({3}), leaf({3}));
-    const auto request = context.shared()->sends().at(0)->message();
+    const auto request = context.shared()->recording().all().at(0)->message();
     autograd::GradientMessage message{
         {.context = context.id(), .pass = 1 << 20, .retain_graph = true},
         {request.caller, request.call, /*reply=*/true},
@@ -512,7 +513,7 @@ TEST(FailingBackwardMessages, TooManyNamedPassesAreRefused) {
     for (std::size_t i = 0; i <= autograd::kMostNamed; ++i) message.name.failed.push_back(7 + i);
     const auto error = error_of([&] { agent.sync<&autograd::internal::gradient>(1, message); });
     EXPECT_NE(error.text().find("names 257 failed passes"), std::string::npos) << error.text();
-    EXPECT_EQ(context.shared()->untold().size(), 0U);
+    EXPECT_EQ(context.shared()->failed_passes().untold().size(), 0U);
   });
 }
 

@@ -188,7 +188,7 @@ TEST_P(Recording, CallIsRecordedOnBothSides) {
       EXPECT_FALSE(sum.is_leaf());
       EXPECT_EQ(sum.grad_fn()->name(), "weft::RecvNode");
       EXPECT_EQ(sum.grad_fn()->num_inputs(), 1u);
-      const auto sends = context.shared()->sends();
+      const auto sends = context.shared()->recording().all();
       ASSERT_EQ(sends.size(), 1u);
       ASSERT_EQ(sends[0]->num_outputs(), 2u);
       EXPECT_EQ(sends[0]->next_edge(0).function, torch::autograd::impl::grad_accumulator(a));
@@ -213,7 +213,7 @@ TEST_P(Recording, RelaysRecordSendsBothWays) {
           remote ? agent.remote<&recorded::add_along>(1, behind, a, b, remote).to_here()
                  : agent.sync<&recorded::add_along>(1, behind, a, b, remote);
       EXPECT_EQ(sum.grad_fn()->name(), "weft::RecvNode");
-      const auto sends = context.shared()->sends();
+      const auto sends = context.shared()->recording().all();
       ASSERT_EQ(sends.size(), 1u);
       EXPECT_EQ(sends[0]->to(), 1);
       EXPECT_EQ(sends[0]->next_edge(0).function, torch::autograd::impl::grad_accumulator(a));
@@ -240,7 +240,7 @@ TEST_P(Recording, NoGradCallRecordsOnlyTheContext) {
         return called<&recorded::add>(way, agent, to, a, b);
       };
       EXPECT_FALSE(add(one, one).requires_grad());
-      EXPECT_TRUE(context.shared()->sends().empty());
+      EXPECT_TRUE(context.shared()->recording().all().empty());
       // Asks from a thread without a context, because a call from inside would bring the context
       // along.
       std::thread([&] { EXPECT_TRUE(agent.sync<&recorded::knows>(to, context.id())); }).join();
@@ -250,7 +250,7 @@ TEST_P(Recording, NoGradCallRecordsOnlyTheContext) {
         const torch::NoGradGuard off;
         EXPECT_TRUE(add(leaf({2}), one).defined());
       }
-      EXPECT_TRUE(context.shared()->sends().empty());
+      EXPECT_TRUE(context.shared()->recording().all().empty());
     }
   });
 }
@@ -268,7 +268,7 @@ TEST_P(Recording, OnlyTensorsWithGradAreRecorded) {
       } else {
         agent.sync<&recorded::sum_of>(to, all);
       }
-      const auto sends = context.shared()->sends();
+      const auto sends = context.shared()->recording().all();
       ASSERT_EQ(sends.size(), 1u);
       ASSERT_EQ(sends[0]->num_outputs(), 5u);
       for (std::uint32_t i = 0; i < 5; ++i) {

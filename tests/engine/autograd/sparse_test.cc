@@ -95,7 +95,7 @@ TEST_P(Sparse, CallsGiveLocalGradients) {
         EXPECT_TRUE(sum.is_sparse());
         if (steps > 0) {
           EXPECT_EQ(sum.grad_fn()->name(), "weft::RecvNode");
-          const auto sends = context.shared()->sends();
+          const auto sends = context.shared()->recording().all();
           ASSERT_EQ(sends.size(), 1u);
           ASSERT_EQ(sends[0]->num_outputs(), 2u);
           EXPECT_EQ(sends[0]->next_edge(0).function, torch::autograd::impl::grad_accumulator(a));
