@@ -103,6 +103,11 @@ template <class T>
 concept LeadsToOptimizer = requires(T& value) {
   static_cast<torch::optim::Optimizer&>(*value);
 };
+// A GradScaler.
+template <class T>
+concept HasState = requires(T& value) {
+  { value.checkpoint_state() } -> std::same_as<std::vector<at::Tensor>&>;
+};
 template <class T>
 constexpr bool kNoPart = false;
 
@@ -121,6 +126,7 @@ class Part {
   //   loads it.
   // - an at::Tensor or a std::vector of them. load() writes into the existing memory; an undefined
   //   tensor or an empty vector takes the tensors of the file, on the group's device.
+  // - a GradScaler: its scale and its options.
   // - a bool, an integer, a float or double, a std::string.
   template <class T>
   Part(std::string name, T&& value) : name_(std::move(name)) {
@@ -134,6 +140,10 @@ class Part {
     } else if constexpr (std::same_as<Value, at::Tensor> ||
                          std::same_as<Value, std::vector<at::Tensor>>) {
       content_ = place_of<Value>(value);
+    } else if constexpr (detail::HasState<Value>) {
+      static_assert(std::is_lvalue_reference_v<T>, "this would be gone before it is saved");
+      is_constant_ = false;
+      content_ = &const_cast<Value&>(value).checkpoint_state();
     } else if constexpr (std::is_base_of_v<torch::nn::Module, Value>) {
       static_assert(std::is_lvalue_reference_v<T>, "this module would be gone before it is saved");
       content_ = static_cast<torch::nn::Module*>(const_cast<Value*>(&value));
@@ -155,8 +165,9 @@ class Part {
       static_assert(
           detail::kNoPart<Value>,
           "a checkpoint's part is a torch::nn module (of a DistributedDataParallel: its module()), "
-          "a torch::optim optimizer, an at::Tensor, a std::vector<at::Tensor>, a bool, an integer, "
-          "a float, a double or a std::string; #include the header that defines its class");
+          "a torch::optim optimizer, an at::Tensor, a std::vector<at::Tensor>, a "
+          "weft::GradScaler, a bool, an integer, a float, a double or a std::string; #include the "
+          "header that defines its class");
     }
   }
 

@@ -237,6 +237,15 @@ void ShardedOptimizer::check_layout() const {
   }
 }
 
+const ProcessGroup& ShardedOptimizer::group_of_steps() const {
+  if (overlap_) {
+    throw Error(Blame::Caller,
+                "ZeroRedundancyOptimizer: overlap_with() makes steps during backward, before "
+                "gradients can be unscaled; use GradScaler without overlap_with()");
+  }
+  return group_;
+}
+
 int ShardedOptimizer::owner(const at::Tensor& parameter) const {
   const auto found = parameter.defined() ? owners_.find(key_of(parameter)) : owners_.end();
   if (found == owners_.end())

@@ -116,6 +116,11 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
   std::unique_ptr<torch::optim::Optimizer> plain() const;
   void take(torch::optim::Optimizer& whole);
 
+  // For Weft's own use.
+  // The ranks that make each step together. Throws Caller if backward steps (overlap_with), since
+  // gradients cannot be unscaled between backward and step() then.
+  const ProcessGroup& group_of_steps() const;
+
   // The rank that steps the parameter. Throws Caller if this optimizer does not have it.
   int owner(const at::Tensor& parameter) const;
   // The optimizers of this rank's shards, in the order in which they are stepped.

@@ -21,4 +21,5 @@
 #include <weft/optim.h>
 #include <weft/parallel.h>
 #include <weft/rpc.h>
+#include <weft/training.h>
 #include <weft/version.h>

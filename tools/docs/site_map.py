@@ -13,6 +13,7 @@ TOPICS = {
     "group": "Process groups",
     "mesh": "Meshes of ranks",
     "parallel": "Data parallel training",
+    "training": "Parts of a training step",
     "optim": "Optimizers and averaging",
     "checkpoint": "Checkpoints",
     "functional": "Collectives that autograd sees",
@@ -39,7 +40,7 @@ NOT_SHOWN = ["engine/codec/refusals.h", "engine/call/refusals.h"]
 HIDDEN = {
     "details, by their namespace": ["*::detail"],
     "the layers of the engine": [
-        "weft::autograd", "weft::call", "weft::codec", "weft::group", "weft::kernels", "weft::optim", "weft::tensor", "weft::trace",
+        "weft::autograd", "weft::call", "weft::codec", "weft::group", "weft::kernels", "weft::optim", "weft::tensor", "weft::trace", "weft::training",
     ],
     "specialisations for other libraries": ["std", "std::hash", "msgpack", "torch", "c10"],
     "waits, as the parts of the engine pass them on": ["weft::Patience", "weft::describe_wait"],
