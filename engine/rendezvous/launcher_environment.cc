@@ -88,5 +88,10 @@ int launched_local_rank() {
 int launched_rank_or(int otherwise) { return rank_of_launcher().value_or(otherwise); }
 int launched_world_size_or(int otherwise) { return size_of_launcher().value_or(otherwise); }
 int launched_local_rank_or(int otherwise) { return local_rank_of_launcher().value_or(otherwise); }
+int launched_restarts() {
+  return group::first_number(group::process_environment(),
+                             {"TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"})
+      .value_or(0);
+}
 
 }  // namespace weft

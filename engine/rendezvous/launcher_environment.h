@@ -23,5 +23,8 @@ WEFT_API int launched_rank_or(int otherwise);
 WEFT_API int launched_world_size_or(int otherwise);
 // launched_local_rank() for programs that may run alone.
 WEFT_API int launched_local_rank_or(int otherwise);
+// How often the launcher has started the ranks of this job again: 0 in the first start, and if no
+// launcher tells it. weft-run, torchrun and Slurm tell it.
+WEFT_API int launched_restarts();
 
 }  // namespace weft

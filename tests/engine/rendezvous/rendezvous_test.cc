@@ -228,6 +228,18 @@ TEST(Env, LaunchedRankIsKnownBeforeJoining) {
   }
 }
 
+TEST(Env, RestartsAreWhatTheLauncherCounts) {
+  for (const char* name : {"TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"}) ::unsetenv(name);
+  EXPECT_EQ(launched_restarts(), 0);
+  for (const char* name : {"TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"}) {
+    ::setenv(name, "2", 1);
+    EXPECT_EQ(launched_restarts(), 2);
+    ::setenv(name, "two", 1);
+    EXPECT_EQ(error_of([] { static_cast<void>(launched_restarts()); }).blame(), Blame::Caller);
+    ::unsetenv(name);
+  }
+}
+
 TEST(Env, MpirunOverMachinesNeedsAnAddress) {
   expect_text(refused({}, {{"OMPI_COMM_WORLD_RANK", "0"},
                            {"OMPI_COMM_WORLD_SIZE", "4"},
