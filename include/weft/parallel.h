@@ -5,5 +5,6 @@
 #include <weft/engine/ddp/comm_hooks.h>
 #include <weft/engine/ddp/ddp.h>
 #include <weft/engine/ddp/join.h>
+#include <weft/engine/ddp/power_sgd.h>
 #include <weft/engine/ddp/sampler.h>
 #include <weft/group.h>
