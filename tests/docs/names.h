@@ -37,6 +37,7 @@ extern weft::DistributedDataParallel<torch::nn::SequentialImpl>& ddp;
 extern weft::ZeroRedundancyOptimizer<torch::optim::Adam>& zero;
 extern torch::optim::SGD optimizer;
 extern torch::optim::AdamOptions options;
+extern std::vector<std::pair<at::Tensor, at::Tensor>> batches;
 extern at::Tensor loss;
 extern int epoch, epochs;
 void train(int epoch);
