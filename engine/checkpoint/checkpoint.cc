@@ -6,9 +6,11 @@
 
 #include <weft/engine/checkpoint/checkpoint_file.h>
 #include <weft/engine/checkpoint/checkpoint_parts.h>
+#include <weft/engine/checkpoint/folder.h>
+#include <weft/engine/checkpoint/loading.h>
+#include <weft/engine/checkpoint/together.h>
 #include <weft/engine/ddp/model_state.h>
 #include <weft/engine/group/access.h>
-#include <weft/engine/group/called_by.h>
 #include <weft/engine/group/collective_error.h>
 #include <weft/engine/group/objects.h>
 #include <weft/engine/zero/zero.h>
@@ -21,26 +23,6 @@ using group::agree;
 using group::error_of;
 
 constexpr std::int64_t kPiece = 8 << 20;
-
-// Called after agree(). Throws the same error on all ranks.
-void compare_names(ProcessGroup& group, const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += name + '\0';
-  if (parallel::is_same_on_all(group, text)) return;
-  const auto all = all_gather_object(names, group);
-  const auto other =
-      std::find_if(all.begin(), all.end(), [&](const auto& some) { return some != all.front(); });
-  const auto place = static_cast<std::size_t>(std::ranges::mismatch(all.front(), *other).in1 -
-                                              all.front().begin());
-  const auto at = [&](const std::vector<std::string>& some) {
-    return place < some.size() ? some[place] : "no more parts";
-  };
-  group::throw_together(
-      group, Error(Blame::Caller, "the ranks name different parts for one checkpoint: rank " +
-                                      std::to_string(other - all.begin()) + " has " + at(*other) +
-                                      ", where rank 0 has " + at(all.front()) +
-                                      "; name the same on all, in the same order"));
-}
 
 // Sends the bytes in pieces of kPiece, so that files may have any size.
 void broadcast_bytes(ProcessGroup& group, const at::Tensor& bytes) {
@@ -65,23 +47,6 @@ void write(const std::string& file, const std::vector<Part>& parts) {
   draft.publish();
 }
 
-// Runs a collective that a user easily calls on rank 0 alone: an error that the absence of other
-// ranks causes says that all must call it.
-template <class Call>
-auto on_all(const char* name, const ProcessGroup& group, const Call& call) {
-  const group::CalledBy by(name);
-  try {
-    return call();
-  } catch (const Error& error) {
-    const auto has_left = [&](int rank) { return group::has_left(group, rank); };
-    const bool is_left_alone =
-        error.blame() == Blame::PeerLost && std::ranges::any_of(error.ranks(), has_left);
-    if (error.blame() != Blame::Timeout && !is_left_alone) throw;
-    throw error.with_text(error.text() + "; all ranks of the group must call " + name +
-                          ", also those that do not touch the file");
-  }
-}
-
 void save_on_all(const std::string& file, ProcessGroup& group, const std::vector<Part>& parts) {
   std::vector<std::string> names;
   std::optional<Error> failure = error_of([&] { names = check_names(parts); });
@@ -101,7 +66,7 @@ void save_on_all(const std::string& file, ProcessGroup& group, const std::vector
 bool exists_on_all(const std::string& file, ProcessGroup& group) {
   bool is_there = false;
   const auto failure = error_of([&] {
-    if (group.rank() == 0) is_there = is_file(file);
+    if (group.rank() == 0) is_there = is_folder(file) ? has_whole(file) : is_file(file);
   });
   agree(group, failure);
   return broadcast_object(is_there, 0, group);
@@ -144,25 +109,73 @@ void load_on_all(const std::string& file, ProcessGroup& group, const std::vector
   for (const Commit& commit : commits) commit();
 }
 
+// Collective. True on all ranks if the path is a folder on rank 0.
+bool is_folder_on_all(const std::string& path, ProcessGroup& group) {
+  bool is_one = false;
+  agree(group, error_of([&] { is_one = group.rank() == 0 && is_folder(path); }));
+  return broadcast_object(is_one, 0, group);
+}
+
 }  // namespace
+
+void compare_names(ProcessGroup& group, const std::vector<std::string>& names,
+                   const std::vector<std::string>& values) {
+  std::vector<std::string> lines = names;
+  lines.insert(lines.end(), values.begin(), values.end());
+  std::string text;
+  for (const std::string& line : lines) text += line + '\0';
+  if (parallel::is_same_on_all(group, text)) return;
+  const auto all = all_gather_object(lines, group);
+  const auto other =
+      std::find_if(all.begin(), all.end(), [&](const auto& some) { return some != all.front(); });
+  const auto place = static_cast<std::size_t>(std::ranges::mismatch(all.front(), *other).in1 -
+                                              all.front().begin());
+  // Ranks with the same parts find the first other value behind them.
+  const auto counts = all_gather_object(names.size(), group);
+  const bool are_parts =
+      std::ranges::any_of(counts, [&](std::size_t count) { return place < count; });
+  const auto at = [&](const std::vector<std::string>& some, std::size_t count) {
+    const std::size_t end = are_parts ? count : some.size();
+    return place < end ? some[place] : are_parts ? "no more parts" : "no more of them";
+  };
+  const auto rank = static_cast<std::size_t>(other - all.begin());
+  const std::string have = ": rank " + std::to_string(rank) + " has " + at(*other, counts[rank]) +
+                           ", where rank 0 has " + at(all.front(), counts.front());
+  group::throw_together(
+      group, Error(Blame::Caller,
+                   are_parts ? "the ranks name different parts for one checkpoint" + have +
+                                   "; name the same on all, in the same order"
+                             : "the ranks have different parameters or optimizer states for one "
+                               "checkpoint" +
+                                   have + "; give all ranks models and optimizers alike"));
+}
 
 void save(const std::string& file, ProcessGroup group, const std::vector<Part>& parts) {
   on_all("checkpoint::save", group, [&] { save_on_all(file, group, parts); });
 }
 
-void check_writable(const std::string& file, ProcessGroup group) {
-  const auto opens = [&] {
-    if (group.rank() == 0) const Draft draft(file);
-  };
-  on_all("checkpoint::check_writable", group, [&] { agree(group, error_of(opens)); });
+void check_writable(const std::string& path, ProcessGroup group) {
+  on_all("checkpoint::check_writable", group, [&] {
+    const bool is_one = is_folder_on_all(path, group);
+    agree(group, error_of([&] {
+            if (is_one) {
+              check_folder_writable(path);
+            } else if (group.rank() == 0) {
+              const Draft draft(path);
+            }
+          }));
+  });
 }
 
-bool exists(const std::string& file, ProcessGroup group) {
-  return on_all("checkpoint::exists", group, [&] { return exists_on_all(file, group); });
+bool exists(const std::string& path, ProcessGroup group) {
+  return on_all("checkpoint::exists", group, [&] { return exists_on_all(path, group); });
 }
 
-void load(const std::string& file, ProcessGroup group, const std::vector<Part>& parts) {
-  on_all("checkpoint::load", group, [&] { load_on_all(file, group, parts); });
+void load(const std::string& path, ProcessGroup group, const std::vector<Part>& parts) {
+  on_all("checkpoint::load", group, [&] {
+    if (is_folder_on_all(path, group)) return load_folder(path, group, parts);
+    load_on_all(path, group, parts);
+  });
 }
 
 }  // namespace weft::checkpoint

@@ -34,18 +34,6 @@ std::string last_line(std::size_t bytes, const std::string& digest) {
   return std::string(kBegin) + std::string(kVersion) + " " + number + " " + digest + "\n";
 }
 
-Blame blame_of(int number) {
-  if (is_shortage(number)) return Blame::Busy;
-  switch (number) {
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG:
-    case EIO:
-    case EAGAIN: return Blame::Busy;
-    default: return Blame::Caller;
-  }
-}
-
 std::string folder_of(const std::string& file) {
   const std::string folder = std::filesystem::path(file).parent_path();
   return folder.empty() ? "." : folder;
@@ -64,6 +52,18 @@ std::string behind_links(std::filesystem::path path) {
 }
 
 }  // namespace
+
+Blame blame_of(int number) {
+  if (is_shortage(number)) return Blame::Busy;
+  switch (number) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+    case EIO:
+    case EAGAIN: return Blame::Busy;
+    default: return Blame::Caller;
+  }
+}
 
 // --- Draft
 

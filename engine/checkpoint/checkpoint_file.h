@@ -49,6 +49,9 @@ class Draft {
 // tell.
 bool is_file(const std::string& file);
 
+// Busy for what passes or can be cleared, such as a full disk; Caller for the rest.
+Blame blame_of(int number);
+
 class Reader {
  public:
   // Throws if the file does not exist or does not end as a checkpoint does.

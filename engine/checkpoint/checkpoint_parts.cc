@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <map>
 #include <set>
-#include <sstream>
 #include <string_view>
 
 #include <ATen/MemoryOverlap.h>
@@ -12,21 +11,16 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
-#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
-#include <weft/engine/checkpoint/checkpoint_file.h>
 #include <weft/engine/checkpoint/checkpoint_parts.h>
+#include <weft/engine/checkpoint/part_contents.h>
+#include <weft/engine/checkpoint/part_staging.h>
 #include <weft/engine/group/collective_error.h>
 #include <weft/engine/zero/zero.h>
 
 namespace weft::checkpoint {
-
-struct Contents {
-  static const Part::Content& of(const Part& part) { return part.content_; }
-  static bool is_constant(const Part& part) { return part.is_constant_; }
-};
 
 namespace {
 
@@ -36,21 +30,15 @@ using torch::optim::Optimizer;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
-// The key, beside libtorch's own in an optimizer's archive, of its parameters' groups, dtypes and
-// shapes, one line each.
-constexpr const char* kParameters = "weft_parameters";
-
 // --- kinds and names of parts
 
-std::string in_quotes(const std::string& name) { return "'" + name + "'"; }
-
-std::string form_of(const at::Tensor& tensor) {
-  if (!tensor.defined()) return "an undefined tensor";
-  std::ostringstream text;
-  text << c10::toString(tensor.scalar_type()) << " " << tensor.sizes();
-  if (tensor.layout() != at::kStrided) text << " " << tensor.layout();
-  return text.str();
-}
+// Names that libtorch's archive writes but cannot read again: it is TorchScript, where they would
+// become names of attributes.
+constexpr std::string_view kReserved[] = {
+    "Ellipsis", "False", "None",   "NoneType", "True",   "and",   "as",
+    "assert",   "break", "class",  "continue", "def",    "del",   "elif",
+    "else",     "for",   "global", "if",       "import", "in",    "is",
+    "not",      "or",    "pass",   "raise",    "return", "while", "with"};
 
 // Calls `each` for the tensors of a module and of its serializable children, the ones that
 // torch::nn::Module::save() writes.
@@ -66,78 +54,28 @@ void visit(const torch::nn::Module& module, const std::string& prefix, const Vis
   }
 }
 
-std::vector<std::string> parameters_of(const Optimizer& optimizer) {
-  std::vector<std::string> lines;
-  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
-    const auto& parameters = optimizer.param_groups()[g].params();
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      lines.push_back("parameter " + std::to_string(i) + " of group " + std::to_string(g) + " is " +
-                      form_of(parameters[i]));
-    }
-  }
-  return lines;
-}
-
-// Names that libtorch's archive writes but cannot read again: it is TorchScript, where they would
-// become names of attributes.
-constexpr std::string_view kReserved[] = {
-    "Ellipsis", "False", "None",   "NoneType", "True",   "and",   "as",
-    "assert",   "break", "class",  "continue", "def",    "del",   "elif",
-    "else",     "for",   "global", "if",       "import", "in",    "is",
-    "not",      "or",    "pass",   "raise",    "return", "while", "with"};
-
-// A name's key in the archive: mostly the name itself. No TorchScript name contains '%'.
-std::string key_of(const std::string& name) {
-  std::string key;
-  for (const char letter : name) {
-    const auto code = static_cast<unsigned char>(letter);
-    if (code >= ' ' && code != 0x7f && letter != '"' && letter != '\\' && letter != '%') {
-      key += letter;
-    } else {
-      constexpr std::string_view kHex = "0123456789abcdef";
-      key += {'%', kHex[code / 16], kHex[code % 16]};
-    }
-  }
-  const bool is_reserved =
-      name.starts_with("__") || std::ranges::find(kReserved, name) != std::end(kReserved);
-  return is_reserved ? key + "%" : key;
-}
-
-std::string name_of(const std::string& key) {
-  std::string name;
-  for (std::size_t i = 0; i < key.size(); ++i) {
-    if (key[i] != '%') {
-      name += key[i];
-    } else if (i + 2 < key.size()) {
-      name += static_cast<char>(std::strtol(key.substr(i + 1, 2).c_str(), nullptr, 16));
-      i += 2;
-    }
-  }
-  return name;
-}
-
 // --- saving
 
 // The tensor on the host, without other values of a shared storage.
-at::Tensor saved(const at::Tensor& tensor) {
+at::Tensor saved(const at::Tensor& tensor, Copies copies) {
   if (!tensor.defined()) throw Error(Blame::Caller, "a tensor is undefined");
   const bool is_alone =
       tensor.layout() != at::kStrided || tensor.storage().nbytes() <= tensor.nbytes();
-  if (tensor.is_cpu() && is_alone) return tensor;
+  if (copies == Copies::None || (tensor.is_cpu() && is_alone)) return tensor;
   const c10::AutoGradMode no_grad(false);
   at::Tensor copy = tensor.is_cpu() ? tensor.detach().clone() : tensor.detach().cpu();
   return copy.set_requires_grad(tensor.requires_grad());
 }
 
-void save_module(OutputArchive& archive, const torch::nn::Module& module) {
+void save_module(OutputArchive& archive, const torch::nn::Module& module, Copies copies) {
   for (const auto& item : module.named_parameters(false))
-    archive.write(key_of(item.key()), saved(item.value()));
+    archive.write(key_of(item.key()), saved(item.value(), copies));
   for (const auto& item : module.named_buffers(false))
-    archive.write(key_of(item.key()), saved(item.value()), true);
+    archive.write(key_of(item.key()), saved(item.value(), copies), true);
   for (const auto& item : module.named_children()) {
     if (!item.value()->is_serializable()) continue;
     OutputArchive child(archive.compilation_unit());
-    save_module(child, *item.value());
+    save_module(child, *item.value(), copies);
     archive.write(key_of(item.key()), child);
   }
 }
@@ -148,41 +86,7 @@ c10::IValue value_of(const detail::Variable& variable) {
   return std::visit([](const auto& some) { return c10::IValue(some); }, *value);
 }
 
-// Clears a list that LBFGS keeps from its last iteration: the next one fills it anew, and libtorch
-// cannot write it.
-void drop_scratch(Optimizer& optimizer) {
-  for (const auto& [parameter, state] : optimizer.state()) {
-    auto* const lbfgs = dynamic_cast<torch::optim::LBFGSParamState*>(state.get());
-    if (lbfgs != nullptr) lbfgs->al(std::nullopt);
-  }
-}
-
-void save_part(OutputArchive& archive, const Part& part) {
-  const auto& content = Contents::of(part);
-  OutputArchive inner(archive.compilation_unit());
-  if (const auto* const module = std::get_if<torch::nn::Module*>(&content)) {
-    save_module(inner, **module);
-  } else if (const auto* const optimizer = std::get_if<Optimizer*>(&content)) {
-    drop_scratch(**optimizer);
-    (*optimizer)->save(inner);
-    inner.write(kParameters, c10::IValue(c10::List<std::string>(parameters_of(**optimizer))));
-  } else if (const auto* const list = std::get_if<std::vector<at::Tensor>*>(&content)) {
-    for (std::size_t i = 0; i < (*list)->size(); ++i)
-      inner.write(std::to_string(i), saved((**list)[i]), true);
-  } else if (const auto* const single = std::get_if<at::Tensor*>(&content)) {
-    return archive.write(key_of(part.name()), saved(**single), true);
-  } else {
-    return archive.write(key_of(part.name()), value_of(std::get<detail::Variable>(content)));
-  }
-  archive.write(key_of(part.name()), inner);
-}
-
 // --- loading
-
-[[noreturn]] void differs(const std::string& what, const std::string& in_file,
-                          const std::string& here) {
-  throw Error(Blame::Caller, what + " is " + in_file + " in the file and " + here + " here");
-}
 
 // Copies a value into existing memory.
 Commit stage_copy(const std::string& what, const at::Tensor& target, const at::Tensor& value) {
@@ -235,97 +139,6 @@ Commit stage_module(InputArchive& archive, const torch::nn::Module& module) {
   }
   return [copies] {
     for (const Commit& copy : copies) copy();
-  };
-}
-
-void check_parameters(InputArchive& archive, const Optimizer& optimizer) {
-  c10::IValue value;
-  if (!archive.try_read(kParameters, value) || !value.isList())
-    throw Error(Blame::Caller, "it is not an optimizer in the file");
-  std::vector<std::string> in_file;
-  for (const c10::IValue& line : value.toListRef()) in_file.push_back(line.toStringRef());
-  const std::vector<std::string> here = parameters_of(optimizer);
-  for (std::size_t i = 0; i < std::min(in_file.size(), here.size()); ++i) {
-    if (in_file[i] != here[i])
-      throw Error(Blame::Caller, "the optimizer's parameters differ: " + in_file[i] +
-                                     " in the file, " + here[i] + " here");
-  }
-  if (in_file.size() != here.size()) {
-    throw Error(Blame::Caller, "the file has the state of " + std::to_string(in_file.size()) +
-                                   " parameters, the optimizer here " +
-                                   std::to_string(here.size()));
-  }
-}
-
-// Copies the states to their parameters' devices, since the archive was read to the host. Only a
-// state's class knows its members, so this writes the state to an archive and reads it back.
-void bring_states_to_parameters(Optimizer& optimizer) {
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      if (parameter.is_cpu() || found == optimizer.state().end()) continue;
-      OutputArchive out;
-      found->second->serialize(out);
-      std::stringstream stream;
-      out.save_to(stream);
-      InputArchive in;
-      in.load_from(stream, parameter.device());
-      found->second->serialize(in);
-    }
-  }
-}
-
-// Throws if the archive is of another class of optimizer; the optimizer may have changed by then.
-void load_whole(Optimizer& optimizer, InputArchive& archive) {
-  optimizer.state().clear();
-  const auto failure = error_of([&] { optimizer.load(archive); });
-  if (!failure) return;
-  // libtorch's classes report a missing option by such an assertion.
-  if (failure->text().find("INTERNAL ASSERT FAILED") == std::string::npos) throw *failure;
-  throw Error(Blame::Caller,
-              "the options or the state in the file are those of another class of optimizer");
-}
-
-// While it lives, the optimizer has a copy of its param_groups, with the same parameters, and no
-// state.
-class Aside {
- public:
-  explicit Aside(Optimizer& optimizer) : optimizer_(optimizer), groups_(optimizer.param_groups()) {
-    swap();
-  }
-  ~Aside() { swap(); }
-  Aside(const Aside&) = delete;
-  Aside& operator=(const Aside&) = delete;
-
- private:
-  void swap() {
-    optimizer_.param_groups().swap(groups_);
-    optimizer_.state().swap(state_);
-  }
-  Optimizer& optimizer_;
-  std::vector<torch::optim::OptimizerParamGroup> groups_;
-  std::remove_reference_t<decltype(optimizer_.state())> state_;
-};
-
-Commit stage_optimizer(const std::shared_ptr<InputArchive>& archive, Optimizer& optimizer) {
-  check_parameters(*archive, optimizer);
-  if (auto* const sharded = dynamic_cast<ShardedOptimizer*>(&optimizer)) {
-    const std::shared_ptr<Optimizer> whole = sharded->plain();
-    load_whole(*whole, *archive);
-    bring_states_to_parameters(*whole);
-    return [sharded, whole] { sharded->take(*whole); };
-  }
-  // A first load, into a copy of its groups, shows any error beforehand. The commit loads once more
-  // into the optimizer's own options, because there may be references to these.
-  using State = std::remove_reference_t<decltype(optimizer.state())>;
-  const auto state = std::make_shared<State>();
-  const Aside aside(optimizer);
-  load_whole(optimizer, *archive);
-  bring_states_to_parameters(optimizer);
-  state->swap(optimizer.state());
-  return [archive, state, &optimizer] {
-    optimizer.load(*archive);
-    optimizer.state() = std::move(*state);
   };
 }
 
@@ -414,6 +227,10 @@ Commit stage_part(InputArchive& archive, const Part& part, c10::Device device) {
     if (!value.isTensor()) differs("it", kind_of(value), "a tensor");
     return stage_tensor(*tensor, value.toTensor(), device);
   }
+  if (const auto* const numbers = std::get_if<detail::Numbers>(&content)) {
+    if (!value.isTensor()) differs("it", kind_of(value), "a list of numbers");
+    return stage_numbers(value.toTensor(), *numbers);
+  }
   if (!value.isModule())
     differs("it", kind_of(value), "a module, an optimizer or a list of tensors");
   const auto inner = std::make_shared<InputArchive>();
@@ -422,6 +239,8 @@ Commit stage_part(InputArchive& archive, const Part& part, c10::Device device) {
     return stage_module(*inner, **module);
   if (const auto* const optimizer = std::get_if<Optimizer*>(&content))
     return stage_optimizer(inner, **optimizer);
+  if (const auto* const archived = std::get_if<detail::Archived>(&content))
+    return stage_archived(inner, *archived);
   return stage_tensors(*inner, std::get<std::vector<at::Tensor>*>(content), device);
 }
 
@@ -434,9 +253,40 @@ std::string type_of(const detail::Variable& variable) {
 
 }  // namespace
 
+// A name's key in the archive: mostly the name itself. No TorchScript name contains '%'.
+std::string key_of(const std::string& name) {
+  std::string key;
+  for (const char letter : name) {
+    const auto code = static_cast<unsigned char>(letter);
+    if (code >= ' ' && code != 0x7f && letter != '"' && letter != '\\' && letter != '%') {
+      key += letter;
+    } else {
+      constexpr std::string_view kHex = "0123456789abcdef";
+      key += {'%', kHex[code / 16], kHex[code % 16]};
+    }
+  }
+  const bool is_reserved =
+      name.starts_with("__") || std::ranges::find(kReserved, name) != std::end(kReserved);
+  return is_reserved ? key + "%" : key;
+}
+
+std::string name_of(const std::string& key) {
+  std::string name;
+  for (std::size_t i = 0; i < key.size(); ++i) {
+    if (key[i] != '%') {
+      name += key[i];
+    } else if (i + 2 < key.size()) {
+      name += static_cast<char>(std::strtol(key.substr(i + 1, 2).c_str(), nullptr, 16));
+      i += 2;
+    }
+  }
+  return name;
+}
+
 std::vector<std::string> check_names(const std::vector<Part>& parts) {
-  constexpr const char* kKinds[] = {"a module", "an optimizer", "a tensor", "a list of tensors",
-                                    "a variable"};
+  constexpr const char* kKinds[] = {"a module",          "an optimizer", "a tensor",
+                                    "a list of tensors", "a variable",   "a list of numbers",
+                                    "an object"};
   std::vector<std::string> names;
   std::set<std::string> seen;
   for (const Part& part : parts) {
@@ -448,14 +298,17 @@ std::vector<std::string> check_names(const std::vector<Part>& parts) {
     const auto& content = Contents::of(part);
     const auto* const module = std::get_if<torch::nn::Module*>(&content);
     const auto* const optimizer = std::get_if<Optimizer*>(&content);
+    const auto* const archived = std::get_if<detail::Archived>(&content);
     if ((module != nullptr && *module == nullptr) ||
-        (optimizer != nullptr && *optimizer == nullptr)) {
+        (optimizer != nullptr && *optimizer == nullptr) ||
+        (archived != nullptr && archived->place == nullptr)) {
       throw Error(Blame::Caller, "part " + in_quotes(part.name()) +
                                      " of the checkpoint is a null pointer; make the object first");
     }
     const auto* const variable = std::get_if<detail::Variable>(&content);
     names.push_back(in_quotes(part.name()) + ", " + kKinds[content.index()] +
-                    (variable != nullptr ? type_of(*variable) : ""));
+                    (variable != nullptr ? type_of(*variable) : "") +
+                    (Contents::is_per_rank(part) ? ", each rank's own" : ""));
   }
   return names;
 }
@@ -465,9 +318,37 @@ ShardedOptimizer* sharded_optimizer_of(const Part& part) {
   return optimizer == nullptr ? nullptr : dynamic_cast<ShardedOptimizer*>(*optimizer);
 }
 
+void save_part(OutputArchive& archive, const Part& part, Copies copies) {
+  const auto& content = Contents::of(part);
+  OutputArchive inner(archive.compilation_unit());
+  if (const auto* const module = std::get_if<torch::nn::Module*>(&content)) {
+    save_module(inner, **module, copies);
+  } else if (const auto* const optimizer = std::get_if<Optimizer*>(&content)) {
+    save_optimizer(inner, **optimizer);
+  } else if (const auto* const list = std::get_if<std::vector<at::Tensor>*>(&content)) {
+    for (std::size_t i = 0; i < (*list)->size(); ++i)
+      inner.write(std::to_string(i), saved((**list)[i], copies), true);
+  } else if (const auto* const archived = std::get_if<detail::Archived>(&content)) {
+    archived->save(archived->place.get(), inner);
+  } else if (const auto* const single = std::get_if<at::Tensor*>(&content)) {
+    return archive.write(key_of(part.name()), saved(**single, copies), true);
+  } else if (const auto* const numbers = std::get_if<detail::Numbers>(&content)) {
+    return archive.write(key_of(part.name()), tensor_of(*numbers), true);
+  } else {
+    return archive.write(key_of(part.name()), value_of(std::get<detail::Variable>(content)));
+  }
+  archive.write(key_of(part.name()), inner);
+}
+
 void save_parts(OutputArchive& archive, const std::vector<Part>& parts) {
   for (const Part& part : parts) {
-    const auto failure = error_of([&] { save_part(archive, part); });
+    const auto failure = error_of([&] {
+      if (Contents::is_per_rank(part)) {
+        throw Error(Blame::Caller,
+                    "it is per_rank(), and one file has rank 0's values; use save_async");
+      }
+      save_part(archive, part, Copies::OnHost);
+    });
     if (failure)
       throw failure->within("part " + in_quotes(part.name()) +
                             " of the checkpoint cannot be saved");

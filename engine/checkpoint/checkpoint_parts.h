@@ -30,6 +30,16 @@ parallel::ShardedOptimizer* sharded_optimizer_of(const Part& part);
 
 void save_parts(torch::serialize::OutputArchive& archive, const std::vector<Part>& parts);
 
+enum class Copies {
+  OnHost,  // tensors of GPUs and parts of larger storages are copied
+  None,    // the archive has the program's own tensors
+};
+void save_part(torch::serialize::OutputArchive& archive, const Part& part, Copies copies);
+void save_optimizer(torch::serialize::OutputArchive& archive, torch::optim::Optimizer& optimizer);
+// The key, beside libtorch's own in an optimizer's archive, of its parameters' groups, dtypes and
+// shapes, one line each.
+constexpr const char* kParameters = "weft_parameters";
+
 // Writes one part's values into the program; runs once all parts fit on all ranks.
 using Commit = std::function<void()>;
 // Compares the parts with the archive and changes nothing. `device`: for tensors that have no

@@ -71,14 +71,26 @@ std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t bat
 void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
   archive.write("position", c10::IValue(static_cast<std::int64_t>(position_)));
   archive.write("epoch", c10::IValue(static_cast<std::int64_t>(epoch_->load())));
+  archive.write("ranks", c10::IValue(static_cast<std::int64_t>(ranks_)));
 }
 
 void DistributedSampler::load(torch::serialize::InputArchive& archive) {
-  c10::IValue value;
-  archive.read("epoch", value);
-  set_epoch(static_cast<std::size_t>(value.toInt()));
-  archive.read("position", value);
-  position_ = static_cast<std::size_t>(value.toInt());
+  const auto count_at = [&](const char* key) {
+    c10::IValue value;
+    if (!archive.try_read(key, value)) return std::optional<std::size_t>();
+    if (!value.isInt() || value.toInt() < 0)
+      throw Error(Blame::Caller, "DistributedSampler: the archive's '" + std::string(key) +
+                                     "' is not a number of examples or epochs");
+    return std::optional(static_cast<std::size_t>(value.toInt()));
+  };
+  const auto epoch = count_at("epoch");
+  const auto position = count_at("position");
+  if (!epoch || !position)
+    throw Error(Blame::Caller, "DistributedSampler: the archive has no epoch and position");
+  // An archive without the number of ranks is of this number.
+  const std::size_t saved_ranks = count_at("ranks").value_or(ranks_);
+  set_epoch(*epoch);
+  position_ = saved_ranks == ranks_ ? *position : *position * saved_ranks / ranks_;
 }
 
 DataPartitioner::DataPartitioner(std::size_t dataset_size, const std::vector<double>& fractions,

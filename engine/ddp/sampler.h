@@ -52,9 +52,12 @@ class WEFT_API DistributedSampler : public torch::data::samplers::Sampler<> {
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   // Returns the next examples, at most `batch_size`; nullopt at the end of the epoch.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
-  // Writes the epoch and the position in it.
+  // Writes the epoch, the position in it and the number of ranks.
   void save(torch::serialize::OutputArchive& archive) const override;
-  // Continues at the epoch and the position that save() has written.
+  // Continues at the epoch and the position that save() has written. Of another number of ranks, it
+  // continues behind the examples that those have taken together; up to `ranks` - 1 of them, if
+  // they do not divide evenly, are taken again. Throws Caller for another archive. (A data loader
+  // has a copy of the sampler, and reads ahead: to save the position in an epoch, call next().)
   void load(torch::serialize::InputArchive& archive) override;
 
  private:

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <set>
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <torch/serialize/archive.h>
+
+#include <weft/base/log.h>
+#include <weft/base/make_error.h>
+#include <weft/engine/checkpoint/checkpoint_parts.h>
+#include <weft/engine/checkpoint/folder.h>
+#include <weft/engine/checkpoint/loading.h>
+#include <weft/engine/checkpoint/part_contents.h>
+#include <weft/engine/checkpoint/part_values.h>
+#include <weft/engine/checkpoint/slice_file.h>
+#include <weft/engine/group/collective_error.h>
+#include <weft/engine/group/objects.h>
+
+namespace weft::checkpoint {
+
+namespace {
+
+using Tensors = std::map<std::string, SavedTensor>;
+using Values = std::map<std::string, Value>;
+
+// One slice to read into one of the values.
+struct Read {
+  const SavedFile* file;
+  const SavedSlice* saved;
+  at::Tensor whole;
+};
+
+void read_slice(const SliceFile& file, const SavedSlice& saved, const at::Tensor& whole) {
+  const Slice& slice = saved.slice;
+  if (slice.bytes == 0) return;
+  at::Tensor place = whole;
+  for (std::size_t i = 0; i < slice.shape.size(); ++i) {
+    place = place.narrow(static_cast<std::int64_t>(i), slice.offsets[i], slice.shape[i]);
+  }
+  if (place.is_contiguous()) return file.read(saved, place.mutable_data_ptr());
+  const at::Tensor aside = at::empty(slice.shape, place.options());
+  file.read(saved, aside.mutable_data_ptr());
+  place.copy_(aside);
+}
+
+// Reads file by file, in the order in which the slices are there.
+void read_all(const std::string& folder, std::vector<Read> reads) {
+  const c10::AutoGradMode no_grad(false);
+  std::ranges::sort(reads, [](const Read& a, const Read& b) {
+    return a.file != b.file ? a.file < b.file : a.saved->slice.begin < b.saved->slice.begin;
+  });
+  std::optional<SliceFile> open;
+  const SavedFile* at = nullptr;
+  for (const Read& read : reads) {
+    if (at != read.file) open.emplace(folder, *read.file);
+    at = read.file;
+    read_slice(*open, *read.saved, read.whole);
+  }
+}
+
+std::string quoted_names(const Manifest& manifest, const Tensors& tensors) {
+  std::set<std::string> names;
+  for (const auto& [name, kind] : manifest.parts) names.insert(name);
+  for (const auto& [name, tensor] : tensors) {
+    if (manifest.parts.empty()) names.insert(name.substr(0, name.find('.')));
+  }
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "'" : ", '") + name + "'";
+  return text.empty() ? "no parts" : text;
+}
+
+class Load {
+ public:
+  Load(const std::string& folder, const Manifest& manifest, const ProcessGroup& group)
+      : folder_(folder), manifest_(manifest), tensors_(tensors_of(manifest)), group_(group) {}
+
+  // Throws Caller if the checkpoint does not have the parts; makes memory for their values.
+  void request(const std::vector<Part>& parts) {
+    for (const Part& part : parts) {
+      if (Contents::is_per_rank(part) && group_.rank() >= manifest_.ranks) continue;
+      check_presence(part);
+      request(part);
+      present_.push_back(part);
+    }
+  }
+
+  void read() { read_all(folder_, std::move(reads_)); }
+
+  // Compares what was read with the parts, and changes nothing.
+  std::vector<Commit> stage() const {
+    torch::serialize::OutputArchive written;
+    for (const Part& part : present_) {
+      const auto failure = group::error_of(
+          [&] { write_part(written, part, prefix_of(part, group_.rank()), values_); });
+      if (failure) throw failure->within("part '" + part.name() + "'");
+    }
+    torch::serialize::InputArchive archive;
+    reopen(written, archive);
+    return stage_parts(archive, present_, group_.device());
+  }
+
+ private:
+  // Throws Caller if the checkpoint does not have the part, or another kind of it.
+  void check_presence(const Part& part) const {
+    const auto has = std::ranges::find(manifest_.parts, part.name(),
+                                       &std::pair<std::string, std::string>::first);
+    const std::string prefix = prefix_of(part, group_.rank());
+    const bool is_there =
+        has != manifest_.parts.end() || std::ranges::any_of(tensors_, [&](const auto& one) {
+          return is_value_of(one.first, prefix);
+        });
+    if (!is_there) {
+      throw Error(Blame::Caller, "part '" + part.name() +
+                                     "': the checkpoint has no part of that name; it has " +
+                                     quoted_names(manifest_, tensors_));
+    }
+    if (has == manifest_.parts.end()) return;
+    const std::string here = check_names({part}).front();
+    const auto kind_of = [&](const std::string& text) {
+      const std::string kind = text.substr(part.name().size() + 4);  // behind "'NAME', "
+      return kind.substr(0, kind.find(" ("));  // types of variables are compared later
+    };
+    const std::string in_file = has->second;
+    if (kind_of(in_file) != kind_of(here)) {
+      throw Error(Blame::Caller, "part '" + part.name() + "' is " + kind_of(in_file) +
+                                     " in the checkpoint and " + kind_of(here) + " here");
+    }
+  }
+
+  // Makes memory for the part's values and notes what to read into it.
+  void request(const Part& part) {
+    const std::string prefix = prefix_of(part, group_.rank());
+    for (auto at = tensors_.lower_bound(prefix);
+         at != tensors_.end() && at->first.starts_with(prefix); ++at) {
+      const auto& [name, tensor] = *at;
+      if (!is_needed(part, prefix, name, group_.rank())) continue;
+      at::Tensor whole;
+      const auto no_room = group::error_of(
+          [&] { whole = at::empty(tensor.shape, at::TensorOptions(tensor.dtype)); });
+      if (no_room) {
+        throw Error(Blame::Busy, "rank " + std::to_string(group_.rank()) + " has no memory for '" +
+                                     name + "' of the checkpoint");
+      }
+      values_[name] = {name, whole, tensor.kind, Writer::First};
+      for (const auto& [file, slice] : tensor.slices) reads_.push_back({file, slice, whole});
+    }
+  }
+
+  const std::string folder_;
+  const Manifest& manifest_;
+  const Tensors tensors_;
+  const ProcessGroup& group_;
+  std::vector<Part> present_;
+  std::vector<Read> reads_;
+  Values values_;
+};
+
+void warn_of_other_ranks(const Manifest& manifest, const ProcessGroup& group,
+                         const std::vector<Part>& parts) {
+  if (group.rank() != 0 || manifest.ranks == group.size() || manifest.ranks == 0) return;
+  for (const Part& part : parts) {
+    if (!Contents::is_per_rank(part)) continue;
+    log::warn("checkpoint::load: part '" + part.name() + "' was saved by " +
+              std::to_string(manifest.ranks) + " ranks, each its own, and " +
+              std::to_string(group.size()) + " load it: " +
+              (manifest.ranks < group.size() ? "the further ranks keep their values"
+                                             : "the values of the further ranks are left out"));
+  }
+}
+
+}  // namespace
+
+void load_folder(const std::string& path, ProcessGroup& group, const std::vector<Part>& parts) {
+  Found found;
+  group::agree(group, group::error_of([&] {
+                 check_names(parts);
+                 if (group.rank() == 0) found = find(path);
+               }));
+  const bool is_wefts = broadcast_object(found.manifest.ranks != 0, 0, group);
+  if (!is_wefts) found.manifest.ranks = 1;  // as parse_manifest() demands
+  const std::string below = broadcast_object(found.below, 0, group);
+  const std::string text =
+      broadcast_object(group.rank() == 0 ? encode(found.manifest) : std::string(), 0, group);
+  const std::string folder = path + below;
+  Manifest manifest;
+  std::optional<Load> load;
+  std::vector<Commit> commits;
+  const std::string here = " on rank " + std::to_string(group.rank()) + ", and nothing was loaded";
+  std::optional<Error> failure;
+  const auto attempt = [&](const char* what, const std::function<void()>& call) {
+    if (failure) return;
+    failure = group::error_of(call);
+    if (failure) failure = failure->within("the checkpoint '" + folder + what + here);
+  };
+  attempt("' does not fit", [&] {
+    manifest = parse_manifest(text);
+    if (!is_wefts) manifest.ranks = 0;
+    load.emplace(folder, manifest, group);
+    load->request(parts);
+  });
+  attempt("' cannot be read", [&] { load->read(); });
+  attempt("' does not fit", [&] { commits = load->stage(); });
+  load.reset();
+  group::agree(group, failure);
+  for (const Commit& commit : commits) commit();
+  warn_of_other_ranks(manifest, group, parts);
+}
+
+}  // namespace weft::checkpoint

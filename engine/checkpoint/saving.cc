@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+// save_async: the ranks copy their shares together, and a thread of each writes them. The threads
+// meet over the group's store, since the group's operations belong to the program.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <future>
+#include <iterator>
+#include <list>
+#include <system_error>
+#include <thread>
+
+#include <c10/core/Event.h>
+
+#include <weft/base/deadline.h>
+#include <weft/base/log.h>
+#include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
+#include <weft/engine/checkpoint/checkpoint.h>
+#include <weft/engine/checkpoint/checkpoint_parts.h>
+#include <weft/engine/checkpoint/folder.h>
+#include <weft/engine/checkpoint/part_values.h>
+#include <weft/engine/checkpoint/shares.h>
+#include <weft/engine/checkpoint/slice_file.h>
+#include <weft/engine/checkpoint/together.h>
+#include <weft/engine/group/collective_error.h>
+#include <weft/engine/group/objects.h>
+#include <weft/engine/tensor/cuda_devices.h>
+
+namespace weft::checkpoint {
+
+namespace {
+
+using group::error_of;
+
+constexpr std::size_t kPiece = 1 << 20;
+
+// What a rank tells the others in the store: nothing, a text, or an error.
+std::string told(const std::optional<Error>& failure, const std::string& text) {
+  if (!failure) return "0" + text;
+  return std::to_string(1 + static_cast<int>(failure->blame())) + "\n" + failure->text();
+}
+
+std::string heard(const std::string& said) {
+  if (said.starts_with("0")) return said.substr(1);
+  const std::size_t line = said.find('\n');
+  if (line == std::string::npos)
+    throw Error(Blame::Protocol, "a rank has said something unreadable");
+  throw Error(blame_from(std::atoi(said.c_str()) - 1), said.substr(line + 1));
+}
+
+// One rank's work behind one save_async(), on a thread of its own.
+class Job {
+ public:
+  Job(ProcessGroup group, std::string checkpoint, int number, int keep)
+      : group_(std::move(group)),
+        checkpoint_(std::move(checkpoint)),
+        key_("weft/checkpoint/" + std::to_string(number) + "/"),
+        keep_(keep) {}
+
+  // Copies the values.
+  void copy(Share share) {
+    share_ = std::move(share);
+    memory_ = copied(share_);
+    std::vector<c10::Device> devices;
+    for (const at::Tensor& tensor : share_.tensors) {
+      if (!tensor.is_cuda() || std::ranges::find(devices, tensor.device()) != devices.end())
+        continue;
+      devices.push_back(tensor.device());
+      copies_.emplace_back(tensor.device().type());
+      copies_.back().record(tensor::CudaDevices::current_stream(tensor.device()));
+    }
+    if (copies_.empty()) share_.tensors.clear();
+  }
+
+  // On rank 0.
+  void take(std::unique_ptr<Numbered> numbered, Manifest manifest) {
+    numbered_ = std::move(numbered);
+    manifest_ = std::move(manifest);
+  }
+
+  std::optional<Error> run() {
+    std::string file;
+    auto failure = error_of([&] { file = write(); });
+    if (failure) failure = failure->within("rank " + std::to_string(group_.rank()));
+    const auto ended = error_of(
+        [&] { group_.rank() == 0 ? lead(told(failure, file)) : follow(told(failure, file)); });
+    numbered_.reset();
+    return ended;
+  }
+
+ private:
+  std::string write() {
+    for (const c10::Event& event : copies_) event.synchronize();
+    share_.tensors.clear();
+    char name[32];
+    std::snprintf(name, sizeof name, "rank%05d.safetensors", group_.rank());
+    const SavedFile file = write_slices(checkpoint_, name, std::move(share_.slices),
+                                        memory_.const_data_ptr(), share_.bytes);
+    memory_.reset();
+    return encode(file);
+  }
+
+  // Rank 0 hears of all ranks, writes the manifest, and tells them. It returns when all have heard:
+  // the store may end with it.
+  void lead(const std::string& own) {
+    const Deadline deadline = Deadline::in(group::timeout_of(group_));
+    std::optional<Error> failure;
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      const auto one = error_of([&] {
+        const std::string said = rank == 0 ? own : get(std::to_string(rank), deadline, rank);
+        manifest_.files.push_back(parse_file(heard(said)));
+      });
+      if (one && !failure) failure = one;
+      if (failure && failure->blame() == Blame::PeerLost) throw *failure;
+    }
+    if (!failure) failure = error_of([&] { publish(); });
+    if (group_.size() > 1) {
+      // The checkpoint is whole, or has failed, by now: a rank that is lost later changes nothing.
+      const auto untold = error_of([&] {
+        set("end", told(failure, ""));
+        for (int rank = 1; rank < group_.size(); ++rank)
+          get("heard/" + std::to_string(rank), deadline, rank);
+        store().erase(key_ + "end/0");
+        store().erase(key_ + "end");
+      });
+      if (untold) log::debug("checkpoint::save_async: " + untold->text());
+    }
+    if (failure) throw *failure;
+    numbered_->remove_old(keep_);
+  }
+
+  void follow(const std::string& own) {
+    set(std::to_string(group_.rank()), own);
+    const std::string said = get("end", Deadline::in(group::timeout_of(group_)), 0);
+    set("heard/" + std::to_string(group_.rank()), "");
+    heard(said);
+  }
+
+  void publish() {
+    const auto torn = error_of([&] { tensors_of(manifest_); });
+    if (torn) {
+      throw Error(Blame::Caller, "the ranks have different parts of the checkpoint: " +
+                                     torn->text() + "; give all ranks models and optimizers alike");
+    }
+    numbered_->publish(manifest_);
+  }
+
+  // Texts of any length, in pieces that every store takes.
+  void set(const std::string& key, const std::string& text) {
+    std::size_t pieces = 0;
+    for (std::size_t at = 0; at < text.size(); at += kPiece, ++pieces) {
+      store().set(key_ + key + "/" + std::to_string(pieces),
+                  group::to_bytes(std::string_view(text).substr(at, kPiece)));
+    }
+    store().set(key_ + key, group::to_bytes(std::to_string(pieces)));
+  }
+
+  std::string get(const std::string& key, Deadline deadline, int from) {
+    try {
+      const int pieces = std::atoi(group::to_text(store().get(key_ + key, deadline)).c_str());
+      std::string text;
+      for (int i = 0; i < pieces; ++i) {
+        const std::string piece = key_ + key + "/" + std::to_string(i);
+        text += group::to_text(store().get(piece, deadline));
+        if (from != 0) store().erase(piece);
+      }
+      if (from != 0) store().erase(key_ + key);  // only rank 0 reads it
+      return text;
+    } catch (const Error& error) {
+      if (error.blame() != Blame::Timeout) throw;
+      throw Error(Blame::Timeout,
+                  "rank " + std::to_string(from) + " has not written its part of the checkpoint '" +
+                      checkpoint_ + "' in " + std::to_string(group::timeout_of(group_).count()) +
+                      " ms after this rank; its disk may be slow: a longer "
+                      "ProcessGroupOptions::timeout waits longer")
+          .with_ranks({from});
+    }
+  }
+
+  group::StoreBootstrap& store() { return group::store_of(group_); }
+
+  ProcessGroup group_;
+  const std::string checkpoint_;
+  const std::string key_;
+  const int keep_;
+  Share share_;
+  at::Tensor memory_;
+  std::vector<c10::Event> copies_;
+  std::unique_ptr<Numbered> numbered_;
+  Manifest manifest_;
+};
+
+using Ended = std::shared_future<std::optional<Error>>;
+
+// The saves of this process that still run.
+class Running {
+ public:
+  int add(const ProcessGroup& group, Ended ended) {
+    MutexLock lock(mutex_);
+    all_.push_back({++last_, group, std::move(ended)});
+    return last_;
+  }
+  void remove(int id) {
+    std::list<One> gone;  // destroyed without the lock: its group may leave
+    MutexLock lock(mutex_);
+    const auto found = std::ranges::find(all_, id, &One::id);
+    gone.splice(gone.begin(), all_, found);
+  }
+  // Blocks until the group's earlier saves have ended.
+  void wait_for(const ProcessGroup& group) {
+    std::vector<Ended> found;
+    {
+      MutexLock lock(mutex_);
+      for (const One& one : all_) {
+        if (group::are_same(one.group, group)) found.push_back(one.ended);
+      }
+    }
+    for (const Ended& ended : found) ended.wait();
+  }
+
+ private:
+  struct One {
+    int id;
+    ProcessGroup group;
+    Ended ended;
+  };
+  Mutex mutex_;
+  int last_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::list<One> all_ WEFT_GUARDED_BY(mutex_);
+};
+
+Running& running() {
+  static auto* const all = new Running();  // threads may end after static objects are destroyed
+  return *all;
+}
+
+// The values of all parts on this rank.
+std::vector<Value> values_of_parts(const std::vector<Part>& parts, const ProcessGroup& group) {
+  std::vector<Value> values;
+  for (const Part& part : parts) {
+    const auto failure = error_of([&] {
+      auto own = values_of(part, group.rank(), group.size());
+      std::move(own.begin(), own.end(), std::back_inserter(values));
+    });
+    if (failure)
+      throw failure->within("part '" + part.name() + "' of the checkpoint cannot be saved");
+  }
+  return values;
+}
+
+// The values that all ranks must have alike, one line each.
+std::vector<std::string> divided(const std::vector<Value>& values) {
+  std::vector<std::string> lines;
+  for (const Value& value : values) {
+    if (value.writer != Writer::Any) continue;
+    std::string line = "'" + value.name + "', " + c10::toString(value.tensor.scalar_type()) + " [";
+    for (std::int64_t i = 0; i < value.tensor.dim(); ++i)
+      line += (i == 0 ? "" : ", ") + std::to_string(value.tensor.size(i));
+    lines.push_back(line + "]");
+  }
+  return lines;
+}
+
+// Collective. Rank 0 makes FOLDER/NUMBER; returns the number when all ranks see it.
+std::uint64_t make_numbered(const std::string& folder, ProcessGroup& group,
+                            std::unique_ptr<Numbered>& numbered) {
+  group::agree(group, error_of([&] {
+                 if (group.rank() == 0) numbered = std::make_unique<Numbered>(folder);
+               }));
+  const std::uint64_t number =
+      broadcast_object(numbered ? numbered->number() : std::uint64_t{0}, 0, group);
+  const std::string checkpoint = folder + "/" + std::to_string(number);
+  group::agree(group, error_of([&] {
+                 if (!is_folder(checkpoint)) {
+                   throw Error(Blame::Caller,
+                               "rank " + std::to_string(group.rank()) +
+                                   " does not see the folder '" + checkpoint +
+                                   "' that rank 0 has made: name a folder on a file system that "
+                                   "all ranks share");
+                 }
+                 check_folder_writable(checkpoint);
+               }));
+  return number;
+}
+
+}  // namespace
+
+struct Saving::State {
+  State() = default;
+  ~State() {
+    if (thread.joinable()) thread.join();
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  // Starts the thread, which waits for `begin`: true, or false to end without a word.
+  void start(std::unique_ptr<Job> job, std::shared_future<bool> begin, const ProcessGroup& group) {
+    std::promise<std::optional<Error>> promise;
+    ended = promise.get_future().share();
+    const int id = running().add(group, ended);
+    try {
+      thread = std::thread([job = std::move(job), begin = std::move(begin), id,
+                            label = "rank " + std::to_string(group.rank()),
+                            promise = std::move(promise)]() mutable {
+        log::set_thread_label(std::move(label));
+        std::optional<Error> failure;
+        if (begin.get()) failure = job->run();
+        job.reset();  // the group and its memory go before wait() returns
+        running().remove(id);
+        promise.set_value(std::move(failure));
+      });
+    } catch (const std::system_error& error) {
+      running().remove(id);
+      throw system_error(Blame::Busy, "no thread can be started for checkpoint::save_async",
+                         error.code().value());
+    }
+  }
+
+  std::shared_future<std::optional<Error>> ended;
+  std::thread thread;
+  bool is_known = false;  // wait() has thrown the error
+};
+
+struct SavingAccess {
+  static Saving begin(const std::string& folder, ProcessGroup& group,
+                      const std::vector<Part>& parts, const SaveOptions& options) {
+    running().wait_for(group);
+    std::vector<std::string> names;
+    std::vector<Value> values;
+    Share share;
+    group::agree(group, error_of([&] {
+                   if (options.keep < 1)
+                     throw Error(Blame::Caller, "SaveOptions::keep is " +
+                                                    std::to_string(options.keep) +
+                                                    "; keep at least 1 checkpoint");
+                   names = check_names(parts);
+                   values = values_of_parts(parts, group);
+                   share = share_of(values, group.rank(), group.size());
+                 }));
+    compare_names(group, names, divided(values));
+    std::unique_ptr<Numbered> numbered;
+    const std::uint64_t number = make_numbered(folder, group, numbered);
+    auto job =
+        std::make_unique<Job>(group, folder + "/" + std::to_string(number),
+                              group::next_number(group, "checkpoint::save_async"), options.keep);
+    Manifest manifest;
+    manifest.ranks = group.size();
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      manifest.parts.emplace_back(parts[i].name(), names[i]);
+    Saving saving;
+    saving.state_ = std::make_shared<Saving::State>();
+    std::promise<bool> begins;
+    const auto failure = error_of([&] {
+      job->copy(std::move(share));
+      job->take(std::move(numbered), std::move(manifest));
+      saving.state_->start(std::move(job), begins.get_future().share(), group);
+    });
+    const auto refused = error_of([&] { group::agree(group, failure); });
+    begins.set_value(!refused);
+    if (!refused) return saving;
+    saving.state_.reset();
+    throw Error(*refused);
+  }
+};
+
+Saving::Saving() = default;
+Saving::Saving(Saving&&) noexcept = default;
+
+Saving& Saving::operator=(Saving&& other) noexcept {
+  const Saving previous(std::move(*this));
+  state_ = std::move(other.state_);
+  return *this;
+}
+
+Saving::~Saving() {
+  if (!state_) return;
+  const auto& failure = state_->ended.get();
+  if (failure && !state_->is_known) log::error("checkpoint::save_async: " + failure->text());
+}
+
+void Saving::wait() {
+  if (!state_) return;
+  const auto& failure = state_->ended.get();
+  state_->is_known = true;
+  if (failure) throw Error(*failure);
+}
+
+bool Saving::query() const {
+  return !state_ || state_->ended.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+Saving save_async(std::string folder, ProcessGroup group, std::vector<Part> parts,
+                  SaveOptions options) {
+  while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
+  return on_all("checkpoint::save_async", group,
+                [&] { return SavingAccess::begin(folder, group, parts, options); });
+}
+
+}  // namespace weft::checkpoint

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Divides the values of a checkpoint among the ranks that write it. Internal.
+#pragma once
+
+#include <vector>
+
+#include <weft/engine/checkpoint/manifest.h>
+#include <weft/engine/checkpoint/part_values.h>
+
+namespace weft::checkpoint {
+
+// What one rank writes: the slices as they follow each other in its file, and their tensors.
+struct Share {
+  std::vector<SavedSlice> slices;
+  std::vector<at::Tensor> tensors;
+  std::uint64_t bytes = 0;
+};
+
+// Values of Writer::Any are cut into rows of dimension 0, as even as possible; small ones go whole
+// to the ranks that have least. Ranks that pass the same values divide them without a hole.
+Share share_of(const std::vector<Value>& values, int rank, int ranks);
+
+// Host memory for the share, and the slices' copies in it; pinned if they come from a GPU. The
+// copies from a GPU are enqueued on the current streams. Throws Busy without memory.
+at::Tensor copied(const Share& share);
+
+}  // namespace weft::checkpoint

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Folders that save_async() writes are read by Python's safetensors and PyTorch's
+// HuggingFaceStorageReader, and the reverse.
+#include <cstdlib>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/nn/modules/linear.h>
+
+#include <weft/tests/harness/folder.h>
+
+#include "checkpoints.h"
+
+namespace weft::testing {
+namespace {
+
+// A model with one parameter, of the type that python_exchange.py expects.
+struct OneImpl : torch::nn::Module {
+  OneImpl()
+      : first(register_module("first",
+                              torch::nn::Linear(torch::nn::LinearOptions(6, 5).bias(false)))) {
+    to(torch::kDouble);
+  }
+  torch::nn::Linear first;
+};
+TORCH_MODULE(One);
+
+struct Values {
+  One net;
+  torch::Tensor large = torch::arange(40'000, torch::kFloat).reshape({400, 100});
+  std::vector<bool> bits = {true, false, true};
+  int epoch = 7;
+  torch::Tensor half = torch::full({2, 2}, 1.5, torch::kBFloat16);
+  torch::Tensor weight = torch::arange(30, torch::kDouble).reshape({5, 6});
+
+  Values() {
+    const torch::NoGradGuard no_grad;
+    net->first->weight.copy_(weight);
+  }
+  std::vector<checkpoint::Part> parts() {
+    return {{"model", net}, {"large", large}, {"bits", bits}, {"epoch", epoch}, {"half", half}};
+  }
+  void clear() {
+    const torch::NoGradGuard no_grad;
+    net->first->weight.zero_();
+    large.zero_();
+    bits.clear();
+    epoch = 0;
+    half.zero_();
+  }
+  void expect_same(const Values& other) const {
+    expect_equal({net->first->weight, large, half}, {other.weight, other.large, other.half});
+    EXPECT_EQ(bits, other.bits);
+    EXPECT_EQ(epoch, other.epoch);
+  }
+};
+
+TEST(PythonExchange, BothReadWhatTheOtherWrites) {
+  const harness::Folder folder;
+  const std::string whole = folder.path() + "/whole";
+  const std::string slices = folder.path() + "/slices";
+  std::filesystem::create_directory(slices);
+  harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
+    Values values;
+    checkpoint::save_async(folder.path() + "/run", group, values.parts()).wait();
+  });
+  const int status = std::system(
+      (WEFT_TEST_PYTHON " " WEFT_TEST_SCRIPT " " + folder.path() + "/run/1 " + whole + " " + slices)
+          .c_str());
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+    GTEST_SKIP() << "Python's safetensors is not installed";
+  ASSERT_EQ(status, 0);
+  harness::run_ranks(harness::As::Threads, 3, [&](ProcessGroup group) {
+    for (const std::string& path : {whole, slices}) {
+      EXPECT_TRUE(checkpoint::exists(path, group));
+      Values values;
+      values.clear();
+      checkpoint::load(path, group, values.parts());
+      values.expect_same(Values());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
