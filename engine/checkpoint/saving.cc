@@ -247,6 +247,8 @@ std::vector<Value> values_of_parts(const std::vector<Part>& parts, const Process
     if (failure)
       throw failure->within("part '" + part.name() + "' of the checkpoint cannot be saved");
   }
+  // libtorch's optimizers list their state in the order of addresses, which differs between ranks.
+  std::ranges::stable_sort(values, {}, &Value::name);
   return values;
 }
 

@@ -30,8 +30,11 @@ DistributedSampler::DistributedSampler(std::size_t dataset_size, const ProcessGr
                          static_cast<std::size_t>(group.rank()), options) {}
 
 void DistributedSampler::set_epoch(std::size_t epoch) {
-  *epoch_ = epoch;
+  const bool continues = shared_->epoch.exchange(epoch) == epoch;
+  if (!continues) shared_->loaded = Shared::kNone;
   deal();
+  position_ = continues && shared_->loaded != Shared::kNone ? shared_->loaded.load() : 0;
+  shared_->position = position_;
 }
 
 void DistributedSampler::deal() {
@@ -39,7 +42,7 @@ void DistributedSampler::deal() {
   indices_.clear();
   std::vector<std::int64_t> order(dataset_size_);
   if (options_.shuffle) {
-    const auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed + *epoch_);
+    const auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed + shared_->epoch);
     const at::Tensor shuffled = at::randperm(static_cast<std::int64_t>(dataset_size_), generator);
     const auto* data = shuffled.data_ptr<std::int64_t>();
     order.assign(data, data + dataset_size_);
@@ -57,20 +60,26 @@ void DistributedSampler::deal() {
 void DistributedSampler::reset(std::optional<std::size_t> new_size) {
   dataset_size_ = new_size.value_or(dataset_size_);
   deal();
+  const std::size_t loaded = shared_->loaded.exchange(Shared::kNone);
+  position_ = loaded == Shared::kNone ? 0 : loaded;
+  shared_->position = position_;
 }
 
 std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t batch_size) {
+  shared_->loaded = Shared::kNone;
   if (position_ >= indices_.size()) return std::nullopt;
   const std::size_t end = std::min(position_ + batch_size, indices_.size());
   std::vector<std::size_t> batch;
   for (; position_ < end; ++position_)
     batch.push_back(static_cast<std::size_t>(indices_[position_]));
+  shared_->position = position_;
   return batch;
 }
 
 void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
-  archive.write("position", c10::IValue(static_cast<std::int64_t>(position_)));
-  archive.write("epoch", c10::IValue(static_cast<std::int64_t>(epoch_->load())));
+  const std::size_t position = position_ > 0 ? position_ : shared_->position.load();
+  archive.write("position", c10::IValue(static_cast<std::int64_t>(position)));
+  archive.write("epoch", c10::IValue(static_cast<std::int64_t>(shared_->epoch.load())));
   archive.write("ranks", c10::IValue(static_cast<std::int64_t>(ranks_)));
 }
 
@@ -91,6 +100,8 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   const std::size_t saved_ranks = count_at("ranks").value_or(ranks_);
   set_epoch(*epoch);
   position_ = saved_ranks == ranks_ ? *position : *position * saved_ranks / ranks_;
+  shared_->position = position_;
+  shared_->loaded = position_;
 }
 
 DataPartitioner::DataPartitioner(std::size_t dataset_size, const std::vector<double>& fractions,

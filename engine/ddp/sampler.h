@@ -52,12 +52,14 @@ class WEFT_API DistributedSampler : public torch::data::samplers::Sampler<> {
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   // Returns the next examples, at most `batch_size`; nullopt at the end of the epoch.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
-  // Writes the epoch, the position in it and the number of ranks.
+  // Writes the epoch, the position in it and the number of ranks. A sampler that has dealt nothing
+  // itself writes the position of the copy that has dealt last: a data loader's. (A loader with
+  // workers reads ahead, so that position is then ahead of the program.)
   void save(torch::serialize::OutputArchive& archive) const override;
-  // Continues at the epoch and the position that save() has written. Of another number of ranks, it
+  // Continues at the epoch and the position that save() has written, also in a data loader: the
+  // next reset(), and set_epoch() of that epoch, keep the position. Of another number of ranks, it
   // continues behind the examples that those have taken together; up to `ranks` - 1 of them, if
-  // they do not divide evenly, are taken again. Throws Caller for another archive. (A data loader
-  // has a copy of the sampler, and reads ahead: to save the position in an epoch, call next().)
+  // they do not divide evenly, are taken again. Throws Caller for another archive.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
@@ -67,8 +69,14 @@ class WEFT_API DistributedSampler : public torch::data::samplers::Sampler<> {
   std::size_t ranks_;
   std::size_t rank_;
   SamplerOptions options_;
-  std::shared_ptr<std::atomic<std::size_t>> epoch_ =
-      std::make_shared<std::atomic<std::size_t>>(0);  // shared by all copies
+  // Shared by all copies.
+  struct Shared {
+    static constexpr std::size_t kNone = ~std::size_t{0};
+    std::atomic<std::size_t> epoch{0};
+    std::atomic<std::size_t> position{0};    // of the copy that has dealt last
+    std::atomic<std::size_t> loaded{kNone};  // where the next reset() continues
+  };
+  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   std::size_t position_ = 0;
   std::vector<std::int64_t> indices_;
 };

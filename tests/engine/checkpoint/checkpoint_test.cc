@@ -282,7 +282,7 @@ TEST_P(Checkpoint, DamagedFileIsRefusedOnAllRanks) {
                         [&] {
                           checkpoint::load(folder_.path(), group, {{"model", net}});
                         }),
-                HasSubstr("is not a regular file"));
+                HasSubstr("' has no whole checkpoint"));
     // A whole file with other content.
     if (group.rank() == 0) write_file(file_, "no archive");
     EXPECT_THAT(refused(group, Blame::Caller,

@@ -2,6 +2,7 @@
 // Checkpoints that all ranks write while training goes on: what is loaded equals what was saved, on
 // any number of ranks, and there is always a whole checkpoint.
 #include <csignal>
+#include <fstream>
 #include <limits>
 
 #include <fcntl.h>
@@ -243,6 +244,26 @@ TEST_F(SaveAsync, DamageIsFound) {
   });
 }
 
+TEST_F(SaveAsync, EachChunkHasAChecksum) {
+  run(1, [&](ProcessGroup group) {
+    torch::Tensor large = torch::zeros({65 << 20}, torch::kByte);
+    checkpoint::save_async(folder_, group, {{"large", large}}).wait();
+    const std::string file = folder_ + "/1/rank00000.safetensors";
+    const auto change = [&](std::size_t from_end) {
+      std::fstream stream(file, std::ios::binary | std::ios::in | std::ios::out);
+      stream.seekp(-static_cast<std::streamoff>(from_end), std::ios::end);
+      stream.put(1);
+    };
+    checkpoint::load(folder_, group, {{"large", large}});
+    change(1);  // in the second chunk
+    EXPECT_THAT(refused(group, Blame::Caller,
+                        [&] {
+                          checkpoint::load(folder_, group, {{"large", large}});
+                        }),
+                HasSubstr("the checksum of 'large' differs"));
+  });
+}
+
 TEST_F(SaveAsync, MisfitOnOneRankChangesNothing) {
   run(2, [&](ProcessGroup group) {
     Mlp saved;
@@ -387,6 +408,12 @@ TEST_F(SaveAsync, FullDiskOfOneRankKeepsTheOld) {
                   "/2/rank00001.safetensors' cannot be written: File too large");
     checkpoint::load(folder_, group, parts);
     EXPECT_EQ(round, 1);
+    // An error for which nobody waits is logged.
+    harness::LogWatch::current().allow("rank 1: the checkpoint's file");
+    { const auto dropped = checkpoint::save_async(folder_, group, parts); }
+    EXPECT_THAT(harness::LogWatch::current().text(),
+                HasSubstr("checkpoint::save_async: rank 1: the checkpoint's file"));
+    harness::meet(group);
   });
   EXPECT_EQ(files_in(folder_), std::set<std::string>{"1"});
 }

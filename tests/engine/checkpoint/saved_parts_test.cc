@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <torch/data/dataloader.h>
+#include <torch/data/datasets/base.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -187,6 +189,42 @@ TEST_F(SavedParts, SamplerContinuesOnOtherRanks) {
   std::vector<std::size_t> each(24);
   std::iota(each.begin(), each.end(), 0);
   EXPECT_EQ(all, each);  // no example is left out, none comes twice
+}
+
+struct Indices : torch::data::datasets::Dataset<Indices, std::size_t> {
+  std::size_t get(std::size_t index) override { return index; }
+  std::optional<std::size_t> size() const override { return 24; }
+};
+
+TEST_F(SavedParts, DataLoaderContinuesInTheEpoch) {
+  run(2, [&](ProcessGroup group) {
+    const auto loader_of = [](DistributedSampler& sampler) {
+      return torch::data::make_data_loader(Indices(), sampler, torch::data::DataLoaderOptions(3));
+    };
+    const auto rest_of = [](auto& loader, auto& at) {
+      std::vector<std::vector<std::size_t>> batches;
+      for (; at != loader->end(); ++at) batches.push_back(*at);
+      return batches;
+    };
+    DistributedSampler sampler(24, group);
+    auto loader = loader_of(sampler);
+    sampler.set_epoch(4);
+    auto at = loader->begin();
+    ++at;
+    checkpoint::save_async(folder_, group, {{"sampler", sampler}}).wait();
+    ++at;
+    const auto rest = rest_of(loader, at);
+    DistributedSampler again(24, group);
+    checkpoint::load(folder_, group, {{"sampler", again}});
+    auto other = loader_of(again);
+    again.set_epoch(4);
+    auto from = other->begin();
+    EXPECT_EQ(rest_of(other, from), rest);
+    EXPECT_EQ(rest.size(), 2);
+    again.set_epoch(5);
+    from = other->begin();
+    EXPECT_EQ(rest_of(other, from).size(), 4);
+  });
 }
 
 TEST_F(SavedParts, GeneratorsAndSchedulers) {
