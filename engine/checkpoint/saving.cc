@@ -59,18 +59,25 @@ class Job {
         key_("weft/checkpoint/" + std::to_string(number) + "/"),
         keep_(keep) {}
 
-  // Copies the values.
-  void copy(Share share) {
+  // Makes memory for the copies.
+  void prepare(Share share) {
     share_ = std::move(share);
-    memory_ = copied(share_);
-    std::vector<c10::Device> devices;
-    for (const at::Tensor& tensor : share_.tensors) {
-      if (!tensor.is_cuda() || std::ranges::find(devices, tensor.device()) != devices.end())
-        continue;
-      devices.push_back(tensor.device());
-      copies_.emplace_back(tensor.device().type());
-      copies_.back().record(tensor::CudaDevices::current_stream(tensor.device()));
-    }
+    memory_ = memory_for(share_);
+  }
+
+  // Copies the values. The other ranks learn of a failure from run().
+  void copy() {
+    uncopied_ = error_of([&] {
+      checkpoint::copy(share_, memory_);
+      std::vector<c10::Device> devices;
+      for (const at::Tensor& tensor : share_.tensors) {
+        if (!tensor.is_cuda() || std::ranges::find(devices, tensor.device()) != devices.end())
+          continue;
+        devices.push_back(tensor.device());
+        copies_.emplace_back(tensor.device().type());
+        copies_.back().record(tensor::CudaDevices::current_stream(tensor.device()));
+      }
+    });
     if (copies_.empty()) share_.tensors.clear();
   }
 
@@ -92,6 +99,7 @@ class Job {
 
  private:
   std::string write() {
+    if (uncopied_) throw Error(*uncopied_);
     for (const c10::Event& event : copies_) event.synchronize();
     share_.tensors.clear();
     char name[32];
@@ -187,6 +195,7 @@ class Job {
   const int keep_;
   Share share_;
   at::Tensor memory_;
+  std::optional<Error> uncopied_;
   std::vector<c10::Event> copies_;
   std::unique_ptr<Numbered> numbered_;
   Manifest manifest_;
@@ -354,12 +363,15 @@ struct SavingAccess {
     Saving saving;
     saving.state_ = std::make_shared<Saving::State>();
     std::promise<bool> begins;
+    Job& begun = *job;  // lives until its thread has begun
     const auto failure = error_of([&] {
-      job->copy(std::move(share));
-      job->take(std::move(numbered), std::move(manifest));
+      begun.prepare(std::move(share));
+      begun.take(std::move(numbered), std::move(manifest));
       saving.state_->start(std::move(job), begins.get_future().share(), group);
     });
     const auto refused = error_of([&] { group::agree(group, failure); });
+    // Behind the last collective, so that the host does not wait for copies from a GPU.
+    if (!refused) begun.copy();
     begins.set_value(!refused);
     if (!refused) return saving;
     saving.state_.reset();

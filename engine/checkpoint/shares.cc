@@ -84,7 +84,7 @@ Share share_of(const std::vector<Value>& values, int rank, int ranks) {
   return share;
 }
 
-at::Tensor copied(const Share& share) {
+at::Tensor memory_for(const Share& share) {
   const bool is_pinned =
       std::ranges::any_of(share.tensors, [](const at::Tensor& tensor) { return tensor.is_cuda(); });
   at::Tensor memory;
@@ -96,6 +96,10 @@ at::Tensor copied(const Share& share) {
     throw Error(Blame::Busy, "there is no memory for a copy of this rank's " +
                                  std::to_string(share.bytes) + " bytes of the checkpoint");
   }
+  return memory;
+}
+
+void copy(const Share& share, const at::Tensor& memory) {
   const c10::AutoGradMode no_grad(false);
   auto* const bytes = static_cast<char*>(memory.mutable_data_ptr());
   for (std::size_t i = 0; i < share.tensors.size(); ++i) {
@@ -105,7 +109,6 @@ at::Tensor copied(const Share& share) {
                                   from.options().device(at::kCPU).requires_grad(false));
     to.copy_(from, from.is_cuda());
   }
-  return memory;
 }
 
 }  // namespace weft::checkpoint

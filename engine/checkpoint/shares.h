@@ -20,8 +20,9 @@ struct Share {
 // to the ranks that have least. Ranks that pass the same values divide them without a hole.
 Share share_of(const std::vector<Value>& values, int rank, int ranks);
 
-// Host memory for the share, and the slices' copies in it; pinned if they come from a GPU. The
-// copies from a GPU are enqueued on the current streams. Throws Busy without memory.
-at::Tensor copied(const Share& share);
+// Host memory for the share's bytes; pinned if some come from a GPU. Throws Busy without memory.
+at::Tensor memory_for(const Share& share);
+// Copies the slices into the memory. Copies from a GPU are enqueued on the current streams.
+void copy(const Share& share, const at::Tensor& memory);
 
 }  // namespace weft::checkpoint

@@ -21,7 +21,7 @@ void header(std::string_view file) {
   const std::uint64_t data = file.size() - kHeaderLength - length;
   const Header header = parse_header(file.substr(kHeaderLength, length), data);
   std::uint64_t bytes = 0;
-  for (const Slice& slice : header.slices) {
+  for (const auto& slice : header.slices) {
     if (slice.begin > data || slice.bytes > data - slice.begin) broken("a slice is outside");
     if (slice.offsets.size() != slice.shape.size()) broken("a slice has other dimensions");
     bytes += slice.bytes;
@@ -34,7 +34,7 @@ void manifest(std::string_view text) {
   for (const auto& [name, tensor] : tensors_of(read)) {
     std::uint64_t bytes = 0;
     for (const auto& [file, saved] : tensor.slices) {
-      const Slice& slice = saved->slice;
+      const auto& slice = saved->slice;
       if (slice.bytes > file->bytes || slice.begin > file->bytes - slice.bytes)
         broken("a slice is outside of its file");
       for (std::size_t i = 0; i < slice.shape.size(); ++i) {
