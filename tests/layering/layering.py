@@ -4,7 +4,7 @@
 
   base < profiling/trace < cuda < kernels < transport < engine < examples, tests, profiling/bench
   inside engine: tensor < future < codec < store < membership < rendezvous < instruments < group < call < rref <
-  autograd < rpc < mesh < ddp < zero < training < checkpoint < optim < launch
+  autograd < rpc < mesh < ddp < shard < zero < training < checkpoint < optim < launch
   a transport backend never includes another backend (cuda_ipc, mesh, staged and stream in transport/ are no backends: they use connections)
   only engine/, transport/gloo/, examples/, tests/ and profiling/bench/ include libtorch
   Weft's own headers are written #include <weft/…>
@@ -17,7 +17,7 @@ from pathlib import Path
 LAYERS = ["base", "profiling/trace", "cuda", "kernels", "transport", "engine"]
 ENGINE = [
     *["tensor", "future", "codec", "store", "membership", "rendezvous", "instruments", "group", "call", "rref"],
-    *["autograd", "rpc", "mesh", "ddp", "zero", "training", "checkpoint", "optim", "launch"],
+    *["autograd", "rpc", "mesh", "ddp", "shard", "zero", "training", "checkpoint", "optim", "launch"],
 ]
 PUBLIC = len(LAYERS)  # include/weft, examples, tests, benches: may include everything
 NO_BACKENDS = ("cuda_ipc", "mesh", "staged", "stream")

@@ -29,7 +29,8 @@ Call call_of(const Collective& collective) {
     case Kind::Scatter: call.root = collective.root; break;
     default: break;
   }
-  if (collective.kind == Kind::Broadcast || collective.kind == Kind::AllReduce)
+  if (collective.kind == Kind::Broadcast || collective.kind == Kind::AllReduce ||
+      collective.kind == Kind::AllGather || collective.kind == Kind::ReduceScatter)
     call.training = carried(collective.training);
   return call;
 }

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <sstream>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+
+#include <weft/base/error.h>
+#include <weft/engine/ddp/model_state.h>
+#include <weft/engine/group/access.h>
+#include <weft/engine/shard/fully_shard.h>
+#include <weft/engine/shard/libtorch_internals.h>
+#include <weft/engine/shard/sharded_model.h>
+#include <weft/engine/shard/unit_choice.h>
+
+namespace weft::shard {
+
+struct ShardedRoot::State {
+  std::shared_ptr<torch::nn::Module> module;
+  std::shared_ptr<ShardedModel> model;
+  FullyShardOptions options;
+};
+
+namespace {
+
+void check_options(const FullyShardOptions& options) {
+  if (options.prefetch < 0) {
+    throw Error(Blame::Caller, "FullyShardOptions::prefetch is " +
+                                   std::to_string(options.prefetch) + "; give 0 or more units");
+  }
+  for (const auto& dtype : {options.param_dtype, options.reduce_dtype}) {
+    if (dtype && !at::isFloatingType(*dtype)) {
+      throw Error(Blame::Caller, std::string("FullyShardOptions: ") + c10::toString(*dtype) +
+                                     " is no floating-point dtype");
+    }
+  }
+}
+
+// The options and units that all ranks need alike, one line each.
+std::string agreed(const FullyShardOptions& options, const std::vector<ChosenUnit>& units) {
+  const auto text = [](const std::optional<torch::Dtype>& dtype) {
+    return dtype ? c10::toString(*dtype) : "none";
+  };
+  std::ostringstream lines;
+  lines << std::boolalpha << "FullyShardOptions::reshard_after_forward "
+        << options.reshard_after_forward << "\nFullyShardOptions::param_dtype "
+        << text(options.param_dtype) << "\nFullyShardOptions::reduce_dtype "
+        << text(options.reduce_dtype) << "\nFullyShardOptions::prefetch " << options.prefetch
+        << "\n";
+  for (const ChosenUnit& unit : units)
+    lines << "the unit '" << unit.name << "' of " << unit.parameters.size() << " parameters\n";
+  return lines.str();
+}
+
+std::vector<parallel::NamedTensor> named_values(const torch::nn::Module& module) {
+  std::vector<parallel::NamedTensor> named;
+  for (const auto& item : module.named_parameters()) {
+    if (owner_of(item.value()).unit) continue;  // its rows may differ in number
+    named.push_back({item.key() + (item.value().requires_grad() ? "" : " (frozen)"), item.value()});
+  }
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().defined()) named.push_back({item.key(), item.value()});
+  }
+  return named;
+}
+
+void broadcast(const ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
+  parallel::DeviceGroups groups(group, tensors);
+  parallel::broadcast_values(groups, tensors, 0, 0);
+}
+
+// Replaces each parameter by its shard, in all its places.
+std::shared_ptr<Unit> make_unit(const ChosenUnit& chosen, const ProcessGroup& group,
+                                const FullyShardOptions& options) {
+  std::vector<Unit::Given> given;
+  for (const ChosenParameter& parameter : chosen.parameters)
+    given.push_back({parameter.places.front().name, parameter.places.front().tensor});
+  std::vector<at::Tensor> shards;
+  const auto number =
+      static_cast<std::uint32_t>(group::next_number(group, "FullyShardedDataParallel's unit"));
+  auto unit = Unit::make(chosen.name, number, given, group, options, shards);
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    for (const ParameterPlace& place : chosen.parameters[i].places)
+      parameter_entry(*place.module, place.key) = shards[i];
+  }
+  return unit;
+}
+
+// Checks the choice on all ranks, copies rank 0's values, and shards the units one after another.
+std::vector<std::shared_ptr<Unit>> make_units(torch::nn::Module& module, ProcessGroup group,
+                                              const FullyShardOptions& options, const char* name,
+                                              const std::vector<ChosenUnit>& chosen) {
+  install({&ShardedModel::before_operator, &ShardedModel::after_change});
+  std::vector<std::shared_ptr<Unit>> units;
+  parallel::on_all_ranks(group, name, "it", [&] {
+    parallel::check_same_model(group, named_values(module), agreed(options, chosen));
+    std::vector<at::Tensor> buffers;
+    for (const at::Tensor& buffer : module.buffers()) {
+      if (buffer.defined() && buffer.numel() > 0) buffers.push_back(buffer);
+    }
+    broadcast(group, buffers);
+    for (const ChosenUnit& unit : chosen) {
+      std::vector<at::Tensor> tensors;
+      for (const ChosenParameter& parameter : unit.parameters) {
+        const at::Tensor& tensor = parameter.places.front().tensor;
+        if (tensor.numel() > 0) tensors.push_back(tensor);
+      }
+      broadcast(group, tensors);
+      units.push_back(make_unit(unit, group, options));
+    }
+  });
+  return units;
+}
+
+void require_group(const std::shared_ptr<torch::nn::Module>& module, const ProcessGroup& group,
+                   const FullyShardOptions& options, const char* name) {
+  if (!module) throw Error(Blame::Caller, std::string(name) + ": the module is empty");
+  if (!group) throw Error(Blame::Caller, std::string(name) + ": the group is empty");
+  check_options(options);
+  for (const at::Tensor& parameter : module->parameters()) {
+    if (options.offload && !parameter.is_cpu()) {
+      throw Error(Blame::Unsupported,
+                  std::string(name) +
+                      ": offload of parameters that compute on a GPU is not built yet; leave "
+                      "FullyShardOptions::offload out");
+    }
+  }
+}
+
+// The units of all shards in the module, in the order of its parameters.
+std::vector<std::shared_ptr<Unit>> units_in(torch::nn::Module& module) {
+  std::vector<std::shared_ptr<Unit>> units;
+  std::unordered_set<const Unit*> seen;
+  for (const ParameterPlace& place : places_in(module)) {
+    auto unit = owner_of(place.tensor).unit;
+    if (unit && seen.insert(unit.get()).second) units.push_back(std::move(unit));
+  }
+  return units;
+}
+
+}  // namespace
+
+ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup group,
+                         const FullyShardOptions& options)
+    : state_(std::make_unique<State>()) {
+  constexpr const char* kName = "FullyShardedDataParallel";
+  require_group(module, group, options, kName);
+  for (const auto& unit : units_in(*module)) {
+    if (!group::are_same(unit->group(), group)) {
+      throw Error(Blame::Caller, std::string(kName) + ": parameter '" +
+                                     unit->parameters().front().name +
+                                     "' was sharded over another group by fully_shard()");
+    }
+    if (unit->model.lock()) {
+      throw Error(Blame::Caller,
+                  std::string(kName) + ": parameter '" + unit->parameters().front().name +
+                      "' belongs to another FullyShardedDataParallel already; wrap only the root");
+    }
+  }
+  make_units(*module, group, options, kName, choose_units(*module, options));
+  auto units = units_in(*module);
+  if (units.empty())
+    throw Error(Blame::Caller, std::string(kName) + ": the module has no parameters");
+  state_->module = module;
+  state_->options = options;
+  state_->model = ShardedModel::make(std::move(units), static_cast<std::size_t>(options.prefetch));
+}
+
+ShardedRoot::~ShardedRoot() = default;
+ShardedRoot::ShardedRoot(ShardedRoot&&) noexcept = default;
+ShardedRoot& ShardedRoot::operator=(ShardedRoot&&) noexcept = default;
+
+ShardedRoot::Forward::Forward(ShardedRoot& root) : root_(root) {
+  root_.state_->model->begin_forward(c10::GradMode::is_enabled());
+}
+
+ShardedRoot::Forward::~Forward() { root_.state_->model->end_forward(); }
+
+at::Tensor ShardedRoot::cast(const at::Tensor& input) const {
+  const auto& dtype = state_->options.param_dtype;
+  const bool casts = dtype && input.defined() && at::isFloatingType(input.scalar_type());
+  return casts ? input.to(*dtype) : input;
+}
+
+bool ShardedRoot::is_synchronizing() const { return state_->model->is_synchronizing(); }
+
+void ShardedRoot::set_synchronizing(bool on) {
+  // A wrapper that was moved while a NoSync was alive has no state.
+  if (state_) state_->model->set_synchronizing(on);
+}
+
+void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module, const ProcessGroup& group,
+                   const FullyShardOptions& options) {
+  constexpr const char* kName = "fully_shard";
+  require_group(module, group, options, kName);
+  if (options.units) {
+    throw Error(Blame::Caller,
+                "fully_shard makes one unit of the module; FullyShardOptions::units belongs to the "
+                "FullyShardedDataParallel of the root");
+  }
+  const ChosenUnit chosen = whole_unit(*module, module->name());
+  if (chosen.parameters.empty()) {
+    throw Error(Blame::Caller,
+                "fully_shard: the module has no parameters that are not sharded already");
+  }
+  make_units(*module, group, options, kName, {chosen});
+}
+
+}  // namespace weft::shard
+
+namespace weft {
+
+struct FullParameters::State {
+  struct Swapped {
+    std::shared_ptr<torch::nn::Module> holder;
+    torch::nn::Module* module;
+    std::string key;
+    at::Tensor shard, whole;
+    const shard::UnitParameter* parameter;
+    std::shared_ptr<shard::Unit> unit;
+  };
+  std::vector<Swapped> swapped;
+  std::vector<std::shared_ptr<shard::Unit>> units;
+  bool writable = false;
+
+  void end() noexcept {
+    const c10::AutoGradMode no_grad(false);
+    std::unordered_set<const void*> written;
+    for (const Swapped& item : swapped) {
+      const ProcessGroup& group = item.unit->group();
+      const shard::Rows rows = item.parameter->rows(group.rank(), group.size());
+      if (writable && written.insert(item.shard.unsafeGetTensorImpl()).second) {
+        item.shard.copy_(item.parameter->is_scalar ? item.whole
+                                                   : item.whole.narrow(0, rows.first, rows.count));
+      }
+      item.shard.set_requires_grad(item.whole.requires_grad());
+      shard::parameter_entry(*item.module, item.key) = item.shard;
+    }
+    for (const auto& unit : units) unit->let_go();
+  }
+};
+
+FullParameters::FullParameters(torch::nn::Module& model, bool writable)
+    : state_(std::make_unique<State>()) {
+  const c10::AutoGradMode no_grad(false);
+  state_->writable = writable;
+  auto units = shard::units_in(model);
+  for (const auto& unit : units) {
+    unit->check_shards();
+    unit->start_hold();
+  }
+  try {
+    for (const auto& unit : units) {
+      unit->hold();
+      state_->units.push_back(unit);
+    }
+  } catch (...) {
+    state_->end();
+    throw;
+  }
+  std::unordered_map<const shard::Unit*, std::vector<at::Tensor>> whole;
+  for (const auto& unit : units) whole[unit.get()] = unit->whole_values();
+  for (const shard::ParameterPlace& place : shard::places_in(model)) {
+    const auto [unit, index] = shard::owner_of(place.tensor);
+    if (!unit) continue;
+    const shard::UnitParameter& parameter = unit->parameters()[index];
+    at::Tensor& full = whole[unit.get()][index];
+    full.set_requires_grad(place.tensor.requires_grad());
+    state_->swapped.push_back(
+        {place.holder, place.module, place.key, place.tensor, full, &parameter, unit});
+    shard::parameter_entry(*place.module, place.key) = full;
+  }
+}
+
+FullParameters::~FullParameters() { state_->end(); }
+
+}  // namespace weft

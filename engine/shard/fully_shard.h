@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// FullyShardedDataParallel: data parallel training in which parameters, their gradients and the
+// optimizer's state are spread over the ranks of a group.
+//
+//   Net net;  // a torch::nn module holder, or std::shared_ptr<NetImpl>
+//   weft::FullyShardedDataParallel sharded(net, group);
+//   torch::optim::AdamW optimizer(net->parameters());  // after sharding: it steps shards
+//   auto loss = loss_of(sharded(inputs), labels);
+//   loss.backward();
+//   optimizer.step();
+//
+// The model is written as for one device. It is cut into units (FullyShardOptions::units): each
+// rank has its own rows of a unit's parameters, and the whole ones only while the unit's forward
+// and backward use them. A unit's gradients are averaged behind its backward, each rank receiving
+// its rows. A parameter belongs to the innermost unit that contains all its uses.
+//
+// model->parameters() are this rank's shards: rows of dimension 0, ceil(rows / ranks) each, so that
+// the last ranks may have fewer, or none; dim() and names stay. A parameter of dimension 0 is on
+// every rank. Gradients are in the shards' .grad.
+//
+// All ranks run the same forwards and backwards, which use the same units. Shards keep their dtype,
+// device and shape: call module->to() before. Parameters are used in the forward that is called
+// through the wrapper, and in its backward; elsewhere their use throws Caller, naming the
+// parameter. Freeze and thaw parameters (requires_grad_ of the shards) between forwards, on all
+// ranks alike. The values that a forward has used must not change before its backward. One thread
+// at a time uses the object. It is moved, not copied, and must outlive the backward of its last
+// forward.
+//
+// Not supported, and refused with an error: sparse gradients and max_norm of embeddings, parameters
+// in a ParameterList or ParameterDict, writing to parameters in place during forward, a backward
+// with create_graph that reaches parameters, and AutogradContext. Not found: an optimizer that was
+// made before sharding steps nothing, clone() of a module copies shards, and gradients appear at
+// model->parameters(), not at the modules' members.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+
+#include <weft/base/export.h>
+#include <weft/engine/ddp/ddp.h>
+#include <weft/engine/future/refusal.h>
+#include <weft/engine/group/process_group.h>
+#include <weft/engine/shard/fully_shard_options.h>
+
+namespace torch::nn {
+class Module;
+template <typename Contained>
+class ModuleHolder;
+}  // namespace torch::nn
+
+namespace weft {
+
+namespace shard {
+
+// The part of FullyShardedDataParallel that does not depend on the module's type.
+class WEFT_API ShardedRoot {
+ public:
+  // While it lives, the backwards of the forwards made meanwhile keep whole gradients on each rank,
+  // in addition to the shards' .grad. The first backward of another forward averages all that has
+  // accumulated.
+  class [[nodiscard]] NoSync {
+   public:
+    // For Weft's own use: programs call no_sync().
+    NoSync(ShardedRoot& root, bool on) : root_(&root), before_(root.is_synchronizing()) {
+      if (on) root.set_synchronizing(false);
+    }
+    ~NoSync() { root_->set_synchronizing(before_); }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    ShardedRoot* root_;
+    bool before_;
+  };
+  // With `on` false it changes nothing: for loops that synchronise only in every nth step.
+  // zero_grad() does not drop the whole gradients.
+  NoSync no_sync(bool on = true) { return {*this, on}; }
+
+ protected:
+  // For Weft's own use.
+  ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup group,
+              const FullyShardOptions& options);
+  ~ShardedRoot();
+  ShardedRoot(ShardedRoot&&) noexcept;
+  ShardedRoot& operator=(ShardedRoot&&) noexcept;
+
+  // For Weft's own use: lives during the root's forward.
+  class WEFT_API Forward {
+   public:
+    explicit Forward(ShardedRoot& root);
+    ~Forward();
+    Forward(const Forward&) = delete;
+    Forward& operator=(const Forward&) = delete;
+
+   private:
+    ShardedRoot& root_;
+  };
+  // For Weft's own use: casts a floating-point tensor to FullyShardOptions::param_dtype.
+  at::Tensor cast(const at::Tensor& input) const;
+  template <class Argument>
+  decltype(auto) prepared(Argument&& argument) const {
+    if constexpr (std::is_same_v<std::remove_cvref_t<Argument>, at::Tensor>) {
+      return cast(argument);
+    } else {
+      return std::forward<Argument>(argument);
+    }
+  }
+
+ private:
+  bool is_synchronizing() const;
+  void set_synchronizing(bool on);
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// For Weft's own use.
+WEFT_API void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module,
+                            const ProcessGroup& group, const FullyShardOptions& options);
+template <class M>
+std::shared_ptr<torch::nn::Module> pointer_to(const torch::nn::ModuleHolder<M>& holder) {
+  return holder.is_empty() ? nullptr : holder.ptr();
+}
+template <class M>
+std::shared_ptr<torch::nn::Module> pointer_to(const std::shared_ptr<M>& module) {
+  return module;
+}
+
+}  // namespace shard
+
+template <class Module>
+class FullyShardedDataParallel final : public shard::ShardedRoot {
+ public:
+  // Blocks until all ranks have called it. Copies rank 0's parameters and buffers to all ranks,
+  // then keeps this rank's rows. Units that fully_shard() has made stay as they are. Throws Caller
+  // on all ranks if the model or the options differ between them, and on each for parameters that
+  // cannot be sharded.
+  FullyShardedDataParallel(
+      std::shared_ptr<Module> module, ProcessGroup group,
+      FullyShardOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
+      : ShardedRoot(module, std::move(group), options), module_(std::move(module)) {}
+  // The same for a module holder (TORCH_MODULE).
+  FullyShardedDataParallel(
+      const torch::nn::ModuleHolder<Module>& module, ProcessGroup group,
+      FullyShardOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
+      : FullyShardedDataParallel(module.is_empty() ? nullptr : module.ptr(), std::move(group),
+                                 std::move(options)) {}
+
+  // Runs the module's forward, of any signature.
+  template <class... Arguments>
+  auto forward(Arguments&&... arguments) {
+    if constexpr (decltype(parallel::detail::refusal_of_forward<Module, Arguments...>())::accept())
+      return output_of(std::forward<Arguments>(arguments)...);
+    else
+      return weft::detail::Refused();
+  }
+  // Calls forward().
+  template <class... Arguments>
+  auto operator()(Arguments&&... arguments) {
+    return forward(std::forward<Arguments>(arguments)...);
+  }
+
+  // The module that was wrapped.
+  const std::shared_ptr<Module>& module() const { return module_; }
+
+ private:
+  template <class... Arguments>
+  auto output_of(Arguments&&... arguments) {
+    const Forward forward(*this);
+    return module_->forward(prepared(std::forward<Arguments>(arguments))...);
+  }
+
+  std::shared_ptr<Module> module_;
+};
+
+// Makes the module one unit, in place, and returns it. All ranks call it, for the same modules in
+// the same order. Its parameters that are no shards yet become shards at once, so that a large
+// model need not be whole at any time. The root of the model is wrapped by FullyShardedDataParallel
+// over the same group. Of the options, the unit keeps its own reshard_after_forward, param_dtype,
+// reduce_dtype and offload; the others are the root's.
+template <class Holder>
+Holder fully_shard(Holder module, ProcessGroup group, FullyShardOptions options = {}) {
+  shard::shard_as_unit(shard::pointer_to(module), group, options);
+  return module;
+}
+
+// While it lives, the parameters of a sharded model, or of a part of it, are whole on every rank:
+// model.parameters() are whole leaves, and the members can be read anywhere. Construction is
+// collective and blocks. `writable`: at the end each rank keeps its own rows of what it has written
+// to model.parameters(), where all ranks write the same; otherwise what was written is lost. Does
+// nothing for modules that are not sharded.
+class WEFT_API FullParameters {
+ public:
+  explicit FullParameters(torch::nn::Module& model, bool writable = false);
+  ~FullParameters();
+  FullParameters(const FullParameters&) = delete;
+  FullParameters& operator=(const FullParameters&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// For FullyShardOptions::units: every submodule of that type, a torch::nn module or its holder, is
+// a unit.
+template <class Block>
+std::function<bool(const std::string&, const torch::nn::Module&)> units_of() {
+  return [](const std::string&, const torch::nn::Module& module) {
+    if constexpr (requires { typename Block::ContainedType; })
+      return dynamic_cast<const typename Block::ContainedType*>(&module) != nullptr;
+    else
+      return dynamic_cast<const Block*>(&module) != nullptr;
+  };
+}
+
+}  // namespace weft

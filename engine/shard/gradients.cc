@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <utility>
+
+#include <ATen/ScalarOps.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/mul.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <weft/base/mutex.h>
+#include <weft/engine/autograd/pass.h>
+#include <weft/engine/group/called_by.h>
+#include <weft/engine/group/rows.h>
+#include <weft/engine/shard/gradients.h>
+#include <weft/engine/shard/sharded_model.h>
+#include <weft/engine/tensor/torch_releases.h>
+
+namespace weft::shard {
+
+namespace {
+
+using torch::autograd::variable_list;
+
+// The engine runs nodes with greater numbers first, and as early as their inputs allow.
+constexpr std::uint64_t kFirst = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint64_t kLast = 0;
+
+// The reductions that a UnitNode has started and its ShardNode has not taken.
+class Started {
+ public:
+  void put(std::shared_ptr<Reduction> reduction) {
+    MutexLock lock(mutex_);
+    reductions_.push_back(std::move(reduction));
+  }
+  std::shared_ptr<Reduction> take() {
+    MutexLock lock(mutex_);
+    if (reductions_.empty()) return nullptr;
+    auto reduction = std::move(reductions_.front());
+    reductions_.pop_front();
+    return reduction;
+  }
+
+ private:
+  Mutex mutex_;
+  std::deque<std::shared_ptr<Reduction>> reductions_ WEFT_GUARDED_BY(mutex_);
+};
+
+class ShardNode final : public torch::autograd::Node {
+ public:
+  ShardNode(std::shared_ptr<Started> started, std::vector<at::ScalarType> dtypes)
+      : Node(kLast), started_(std::move(started)), dtypes_(std::move(dtypes)) {}
+  std::string name() const override { return "weft::FullyShardedDataParallel::Shards"; }
+  variable_list apply(variable_list&& gradients) override {
+    const auto reduction = started_->take();
+    if (reduction == nullptr) return variable_list(gradients.size());
+    reduction->wait();
+    reduction->finish(gradients, dtypes_);
+    return std::move(gradients);
+  }
+
+ private:
+  const std::shared_ptr<Started> started_;
+  const std::vector<at::ScalarType> dtypes_;  // of the shards
+};
+
+class UnitNode final : public torch::autograd::Node {
+ public:
+  UnitNode(Unit& unit, std::vector<std::size_t> parameters, bool synchronizes,
+           std::shared_ptr<Started> started)
+      : Node(kFirst),
+        unit_(unit.weak_from_this()),
+        name_(unit.name()),
+        parameters_(std::move(parameters)),
+        synchronizes_(synchronizes),
+        started_(std::move(started)) {}
+  std::string name() const override { return "weft::FullyShardedDataParallel::Unit"; }
+  variable_list apply(variable_list&& gradients) override {
+    const auto unit = unit_.lock();
+    const auto model = unit ? unit->model.lock() : nullptr;
+    if (!model) {
+      throw Error(Blame::Caller,
+                  "the FullyShardedDataParallel of unit '" + name_ +
+                      "' was destroyed before the backward of its forward; it must outlive it");
+    }
+    if (autograd::Pass::current() != nullptr) throw ShardedModel::refused_context();
+    if (c10::GradMode::is_enabled()) {
+      throw Error(Blame::Caller,
+                  "a backward with create_graph reaches the parameters of unit '" + name_ +
+                      "', which are sharded: their gradients are averaged by a collective that has "
+                      "no gradient itself; leave create_graph out, or ask torch::autograd::grad() "
+                      "for gradients of inputs only");
+    }
+    variable_list outputs(gradients.size());
+    if (auto reduction =
+            model->take_gradients(*unit, parameters_, synchronizes_, std::move(gradients), outputs))
+      started_->put(std::move(reduction));
+    return outputs;
+  }
+
+ private:
+  const std::weak_ptr<Unit> unit_;
+  const std::string name_;
+  const std::vector<std::size_t> parameters_;
+  const bool synchronizes_;
+  const std::shared_ptr<Started> started_;
+};
+
+at::ScalarType reduced_in(const Unit& unit, const UnitParameter& parameter) {
+  const at::ScalarType own = parameter.whole.scalar_type();
+  return at::isFloatingType(own) ? unit.options().reduce_dtype.value_or(own) : own;
+}
+
+// A tensor of that shape that has one element's memory: for the engine's checks.
+at::Tensor example(const std::vector<std::int64_t>& shape, at::ScalarType dtype,
+                   c10::Device device) {
+  return at::empty_strided(shape, std::vector<std::int64_t>(shape.size(), 0),
+                           at::TensorOptions(dtype).device(device));
+}
+
+// The tensor as AccumulateGrad would keep it: its own, dense memory.
+at::Tensor own(at::Tensor gradient) {
+  return gradient.use_count() == 1 && gradient.is_non_overlapping_and_dense() ? std::move(gradient)
+                                                                              : gradient.clone();
+}
+
+// Lays gradients out for a reduce-scatter: for each rank its rows of each slot, and then one number
+// for each slot.
+class Packing {
+ public:
+  Packing(const Unit& unit, const std::vector<std::size_t>& parameters, Reduction::Bucket& bucket)
+      : unit_(unit),
+        parameters_(parameters),
+        bucket_(bucket),
+        rank_(unit.group().rank()),
+        ranks_(unit.group().size()) {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      begins_.push_back(total_);
+      for (const std::size_t slot : bucket.slots) total_ += elements(slot, rank);
+      total_ += static_cast<std::int64_t>(bucket.slots.size());
+    }
+    begins_.push_back(total_);
+  }
+
+  // Writes gradients / ranks, zeros for undefined ones, in the order of operations of
+  // DistributedDataParallel, which gives the same bits.
+  at::Tensor pack(const std::vector<at::Tensor>& gradients) const {
+    const at::TensorOptions options = at::TensorOptions(bucket_.dtype).device(unit_.device());
+    const at::Tensor flat = at::empty({total_}, options);
+    const double factor = 1.0 / ranks_;
+    const bool is_host = unit_.device().is_cpu();
+    std::vector<at::Tensor> to, from;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      std::int64_t offset = begins_[static_cast<std::size_t>(rank)];
+      for (const std::size_t slot : bucket_.slots) {
+        const at::Tensor place = rows_in(flat, slot, rank, offset);
+        offset += place.numel();
+        const at::Tensor& gradient = gradients[slot];
+        if (!gradient.defined()) {
+          place.zero_();
+        } else if (place.numel() > 0) {
+          const Rows rows = parameter(slot).rows(rank, ranks_);
+          const at::Tensor part =
+              parameter(slot).is_scalar ? gradient : gradient.narrow(0, rows.first, rows.count);
+          if (is_host && ranks_ > 1 && part.scalar_type() == bucket_.dtype) {
+            at::Tensor out = place;
+            at::mul_out(out, part, at::native::wrapped_scalar_tensor(factor));
+          } else {
+            to.push_back(place);
+            from.push_back(part);
+          }
+        }
+      }
+      for (const std::size_t slot : bucket_.slots)
+        flat.narrow(0, offset++, 1).fill_(gradients[slot].defined() ? 1 : 0);
+    }
+    if (to.empty()) return flat;
+    at::_foreach_copy_(to, from);
+    if (ranks_ > 1) {
+      for (const at::Tensor& place : to) place.mul_(factor);
+    }
+    return flat;
+  }
+
+  void start(const at::Tensor& flat) {
+    std::vector<at::Tensor> inputs;
+    for (std::size_t rank = 0; rank + 1 < begins_.size(); ++rank)
+      inputs.push_back(flat.narrow(0, begins_[rank], begins_[rank + 1] - begins_[rank]));
+    bucket_.output = at::empty_like(inputs[static_cast<std::size_t>(rank_)]);
+    const group::CalledBy by("FullyShardedDataParallel");
+    bucket_.work =
+        group::reduce_scatter_rows(unit_.group(), bucket_.output, std::move(inputs),
+                                   "gradients of unit '" + unit_.name() + "'", {0, unit_.number()});
+  }
+
+  void show_outputs(std::vector<at::Tensor>& outputs) const {
+    std::int64_t offset = 0;
+    for (const std::size_t slot : bucket_.slots) {
+      outputs[slot] = rows_in(bucket_.output, slot, rank_, offset);
+      offset += outputs[slot].numel();
+    }
+  }
+
+ private:
+  const UnitParameter& parameter(std::size_t slot) const {
+    return unit_.parameters()[parameters_[slot]];
+  }
+  std::int64_t elements(std::size_t slot, int rank) const {
+    return parameter(slot).rows(rank, ranks_).count * parameter(slot).row_elements;
+  }
+  // Autograd does not know it as a view: see parallel::view_like().
+  at::Tensor rows_in(const at::Tensor& flat, std::size_t slot, int rank,
+                     std::int64_t offset) const {
+    const at::AutoDispatchBelowADInplaceOrView untracked;
+    const auto shape = parameter(slot).shape(parameter(slot).rows(rank, ranks_).count);
+    return flat.as_strided(shape, parameter(slot).strides, offset);
+  }
+
+  const Unit& unit_;
+  const std::vector<std::size_t>& parameters_;
+  Reduction::Bucket& bucket_;
+  const int rank_, ranks_;
+  std::vector<std::int64_t> begins_;  // by rank, in elements
+  std::int64_t total_ = 0;
+};
+
+}  // namespace
+
+void attach_nodes(Unit& unit, bool synchronizes) {
+  std::vector<std::size_t> trained;
+  std::vector<at::ScalarType> dtypes;
+  for (std::size_t i = 0; i < unit.parameters().size(); ++i) {
+    const UnitParameter& parameter = unit.parameters()[i];
+    if (!parameter.shard().requires_grad()) {
+      torch::autograd::impl::set_gradient_edge(parameter.whole, {});
+    } else {
+      trained.push_back(i);
+      dtypes.push_back(parameter.dtype);
+    }
+  }
+  if (trained.empty()) return;
+  auto started = std::make_shared<Started>();
+  const auto shards = make_node<ShardNode>(started, std::move(dtypes));
+  const auto whole = make_node<UnitNode>(unit, trained, synchronizes, std::move(started));
+  for (const std::size_t i : trained) {
+    const UnitParameter& parameter = unit.parameters()[i];
+    const at::Tensor shard = parameter.shard();
+    shards->add_input_metadata(
+        example(shard.sizes().vec(), reduced_in(unit, parameter), unit.device()));
+    shards->add_next_edge(torch::autograd::impl::gradient_edge(shard));
+  }
+  for (std::uint32_t slot = 0; slot < trained.size(); ++slot) whole->add_next_edge({shards, slot});
+  for (std::uint32_t slot = 0; slot < trained.size(); ++slot) {
+    const at::Tensor& tensor = unit.parameters()[trained[slot]].whole;
+    whole->add_input_metadata(tensor);
+    torch::autograd::impl::set_gradient_edge(tensor, {whole, slot});
+  }
+}
+
+void detach_nodes(Unit& unit) {
+  for (const UnitParameter& parameter : unit.parameters())
+    torch::autograd::impl::set_gradient_edge(parameter.whole, {});
+}
+
+void Reduction::wait() {
+  for (Bucket& bucket : buckets) bucket.work.wait();
+}
+
+void Reduction::finish(std::vector<at::Tensor>& gradients,
+                       const std::vector<at::ScalarType>& dtypes) const {
+  for (const Bucket& bucket : buckets) {
+    const std::int64_t count = bucket.output.numel();
+    auto number = count - static_cast<std::int64_t>(bucket.slots.size());
+    for (const std::size_t slot : bucket.slots) {
+      const std::int64_t here = number++;
+      // Read, which waits for the device, only if the answer is not known here.
+      if (!came[slot] && bucket.output.narrow(0, here, 1).item<double>() == 0) {
+        gradients[slot].reset();
+      } else if (gradients[slot].defined() && gradients[slot].scalar_type() != dtypes[slot]) {
+        gradients[slot] = gradients[slot].to(dtypes[slot]);
+      }
+    }
+  }
+}
+
+void GradientReducer::keep(const Unit& unit, const std::vector<std::size_t>& parameters,
+                           std::vector<at::Tensor>& gradients) {
+  auto& kept = unreduced_[unit.index];
+  kept.resize(unit.parameters().size());
+  for (std::size_t slot = 0; slot < parameters.size(); ++slot) {
+    at::Tensor& gradient = gradients[slot];
+    if (!gradient.defined()) continue;
+    at::Tensor& sum = kept[parameters[slot]];
+    if (!sum.defined()) {
+      sum = own(std::move(gradient));
+    } else {
+      sum.add_(gradient);
+    }
+    gradient.reset();
+  }
+}
+
+std::shared_ptr<Reduction> GradientReducer::reduce(const Unit& unit,
+                                                   const std::vector<std::size_t>& parameters,
+                                                   std::vector<at::Tensor> gradients,
+                                                   std::vector<at::Tensor>& outputs) {
+  auto& kept = unreduced_[unit.index];
+  if (!kept.empty()) {
+    keep(unit, parameters, gradients);
+    for (std::size_t slot = 0; slot < parameters.size(); ++slot)
+      gradients[slot] = std::exchange(kept[parameters[slot]], {});
+  }
+  auto reduction = std::make_shared<Reduction>();
+  for (std::size_t slot = 0; slot < parameters.size(); ++slot) {
+    const UnitParameter& parameter = unit.parameters()[parameters[slot]];
+    if (gradients[slot].defined() && gradients[slot].layout() != at::kStrided) {
+      throw Error(Blame::Caller, "the gradient of parameter '" + parameter.name +
+                                     "' is sparse, and sharded parameters take dense gradients "
+                                     "only; use torch::nn::Embedding without sparse(true)");
+    }
+    reduction->came.push_back(gradients[slot].defined());
+    const at::ScalarType dtype = reduced_in(unit, parameter);
+    auto bucket = std::ranges::find(reduction->buckets, dtype, &Reduction::Bucket::dtype);
+    if (bucket == reduction->buckets.end()) {
+      reduction->buckets.push_back({.dtype = dtype, .slots = {}, .output = {}, .work = {}});
+      bucket = reduction->buckets.end() - 1;
+    }
+    bucket->slots.push_back(slot);
+  }
+  for (Reduction::Bucket& bucket : reduction->buckets) {
+    Packing packing(unit, parameters, bucket);
+    packing.start(packing.pack(gradients));
+    for (const std::size_t slot : bucket.slots) gradients[slot].reset();
+    packing.show_outputs(outputs);
+  }
+  if (const auto before = last_.lock()) before->wait();
+  last_ = reduction;
+  return reduction;
+}
+
+}  // namespace weft::shard

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <mutex>
+#include <utility>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+#include <torch/nn/module.h>
+
+#include <weft/base/error.h>
+#include <weft/base/mutex.h>
+#include <weft/engine/shard/libtorch_internals.h>
+#include <weft/engine/tensor/tensor.h>
+
+namespace weft::shard {
+
+namespace {
+
+// The names of members in explicit instantiations are exempt from access checks ([temp.spec]), so
+// these reach members that libtorch declares protected or private.
+template <class Which, typename Which::Member member>
+struct Reveal {
+  friend typename Which::Member reveal(Which) { return member; }
+};
+struct KeySet {
+  using Member = c10::DispatchKeySet c10::TensorImpl::*;
+  friend Member reveal(KeySet);
+};
+template struct Reveal<KeySet, &c10::TensorImpl::key_set_>;
+struct ThrowsOnAccess {
+  using Member = bool c10::StorageImpl::*;
+  friend Member reveal(ThrowsOnAccess);
+};
+template struct Reveal<ThrowsOnAccess, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
+struct Parameters {
+  using Member = torch::OrderedDict<std::string, at::Tensor> torch::nn::Module::*;
+  friend Member reveal(Parameters);
+};
+template struct Reveal<Parameters, &torch::nn::Module::parameters_>;
+
+// Above autograd and autocast, so that its fallback runs before anything else looks at the tensor.
+// libtorch registers nothing for it.
+constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+UseHooks use_hooks;  // written once, by install()
+
+// Owned by the data pointer of a shell's storage, with or without memory.
+struct Context {
+  Belongs belongs;
+  at::Tensor memory;
+};
+void delete_context(void* context) { delete static_cast<Context*>(context); }
+
+c10::StorageImpl& storage_of(const at::Tensor& tensor) {
+  return *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+Context* context_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !is_shell(tensor) || !tensor.has_storage()) return nullptr;
+  const at::DataPtr& data = storage_of(tensor)._mutable_data_ptr_no_checks();
+  if (data.get_deleter() != &delete_context) return nullptr;
+  return static_cast<Context*>(data.get_context());
+}
+
+void put(c10::StorageImpl& storage, void* data, Context context, c10::Device device) {
+  storage.set_data_ptr_noswap(
+      at::DataPtr(data, new Context(std::move(context)), &delete_context, device));
+}
+
+struct Used {
+  std::vector<Belongs> belongings;
+  std::vector<std::pair<at::Tensor, std::uint32_t>> versions;
+
+  void add(const at::Tensor& tensor) {
+    const Context* const context = context_of(tensor);
+    if (context == nullptr) return;
+    belongings.push_back(context->belongs);  // fill() replaces the context
+    if (!tensor.is_inference())
+      versions.emplace_back(tensor, static_cast<std::uint32_t>(tensor._version()));
+  }
+  void add(const c10::IValue& value) {
+    if (value.isTensor()) {
+      add(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
+    } else if (value.isList()) {
+      for (const c10::IValue& item : value.toListRef()) add(item);
+    }
+  }
+};
+
+void before_operator(const c10::OperatorHandle& called, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack) {
+  Used used;
+  const std::size_t arguments = called.schema().arguments().size();
+  for (const c10::IValue& value : torch::jit::last(*stack, arguments)) used.add(value);
+  if (!used.belongings.empty()) use_hooks.before(used.belongings);
+  {
+    // The parts of this operator need not be looked at again.
+    const c10::impl::ExcludeDispatchKeyGuard below(kKey);
+    called.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey),
+                           stack);
+  }
+  for (const auto& [tensor, version] : used.versions) {
+    if (static_cast<std::uint32_t>(tensor._version()) == version) continue;
+    if (const Context* const context = context_of(tensor)) use_hooks.changed(context->belongs);
+  }
+}
+
+// A copy of a shard shares its owner.
+struct OwnerMeta final : c10::BackendMeta {
+  OwnerMeta(std::shared_ptr<Unit> unit, std::size_t parameter)
+      : owner{std::move(unit), parameter} {}
+  const Owner owner;
+};
+
+}  // namespace
+
+void install(const UseHooks& hooks) {
+  static Mutex mutex;
+  static torch::Library* library = nullptr;  // never unloaded: tensors may outlive main()
+  MutexLock lock(mutex);
+  if (library != nullptr) return;
+  use_hooks = hooks;
+  auto made = std::make_unique<torch::Library>(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+  try {
+    made->fallback(torch::CppFunction::makeFromBoxedFunction<&before_operator>());
+  } catch (const c10::Error& error) {
+    throw Error(Blame::Unsupported,
+                "sharding needs libtorch's dispatch key " + std::string(c10::toString(kKey)) +
+                    ", which another library of this process uses: " + tensor::text_of(error));
+  }
+  library = made.release();
+}
+
+void become_shell(const at::Tensor& member, at::IntArrayRef sizes, at::IntArrayRef strides,
+                  at::ScalarType dtype, Belongs belongs, const std::string& error) {
+  std::int64_t elements = 1;
+  for (const std::int64_t size : sizes) elements *= size;
+  const std::size_t bytes = static_cast<std::size_t>(elements) * c10::elementSize(dtype);
+  const c10::Device device = member.device();
+  at::DataPtr nothing(nullptr, new Context{std::move(belongs), {}}, &delete_context, device);
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes), std::move(nothing),
+      nullptr, /*resizable=*/false));
+  const at::Tensor shell =
+      at::empty({0}, at::TensorOptions(dtype).device(device)).set_(storage, 0, sizes, strides);
+  member.mutable_grad().reset();
+  member.set_requires_grad(false);
+  member.set_data(shell);
+  c10::TensorImpl& impl = *member.unsafeGetTensorImpl();
+  auto& keys = impl.*reveal(KeySet());
+  keys = keys.add(kKey);
+  if (bytes == 0) return;  // there is no memory to miss
+  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(error);
+}
+
+bool is_shell(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kKey);
+}
+
+const Belongs* belonging(const at::Tensor& tensor) {
+  const Context* const context = context_of(tensor);
+  return context != nullptr ? &context->belongs : nullptr;
+}
+
+void fill(const at::Tensor& shell, const at::Tensor& memory, std::size_t offset) {
+  c10::StorageImpl& storage = storage_of(shell);
+  void* const data = static_cast<std::byte*>(memory.mutable_data_ptr()) + offset;
+  Context context{context_of(shell)->belongs, memory};
+  storage.*reveal(ThrowsOnAccess()) = false;
+  put(storage, data, std::move(context), memory.device());
+}
+
+void release(const at::Tensor& shell) {
+  c10::StorageImpl& storage = storage_of(shell);
+  Context context{context_of(shell)->belongs, {}};
+  storage.*reveal(ThrowsOnAccess()) = storage.nbytes() > 0;
+  put(storage, nullptr, std::move(context), shell.device());
+}
+
+bool is_filled(const at::Tensor& shell) {
+  const Context* const context = context_of(shell);
+  return context != nullptr && context->memory.defined();
+}
+
+void set_owner(const at::Tensor& shard, std::shared_ptr<Unit> unit, std::size_t parameter) {
+  shard.unsafeGetTensorImpl()->set_backend_meta(
+      c10::make_intrusive<OwnerMeta>(std::move(unit), parameter));
+}
+
+Owner owner_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  const auto* const meta =
+      dynamic_cast<const OwnerMeta*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
+  return meta != nullptr ? meta->owner : Owner{};
+}
+
+at::Tensor& parameter_entry(torch::nn::Module& module, const std::string& name) {
+  at::Tensor* const entry = (module.*reveal(Parameters())).find(name);
+  if (entry == nullptr)
+    throw Error(Blame::Caller, "the module has no parameter '" + name + "' any more");
+  return *entry;
+}
+
+}  // namespace weft::shard

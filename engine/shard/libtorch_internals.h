@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// What sharding does to tensors and modules that libtorch has no public function for. No other file
+// of engine/shard/ reaches into libtorch's protected members, or uses its dispatch keys;
+// tests/engine/shard/libtorch_internals_test.cc fails if a release of libtorch changes them.
+//
+// A sharded parameter keeps the tensor that the module's member holds, with its whole shape; only
+// its memory comes and goes. Views of it, which autograd saves, share its storage and so do the
+// same. The tensor and its views carry a dispatch key whose fallback is called before each operator
+// that reads them.
+//
+// Usable from every thread; fill() and release() not while an operator reads the tensor. Nothing
+// here blocks except what before_use() does.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace weft::shard {
+
+class Unit;
+
+// To which unit a storage belongs, and which of its parameters it holds.
+struct Belongs {
+  std::weak_ptr<Unit> unit;
+  std::size_t parameter = 0;
+};
+
+// The functions around each operator that has sharded parameters among its arguments, on the
+// operator's thread. What they throw, the operator throws.
+struct UseHooks {
+  void (*before)(const std::vector<Belongs>& used) = nullptr;
+  // `changed`: the operator has written to that parameter.
+  void (*changed)(const Belongs& parameter) = nullptr;
+};
+// Called once for a process, before the first become_shell(); later calls do nothing. Throws
+// Unsupported if another library of this process uses the dispatch key.
+void install(const UseHooks& hooks);
+
+// Turns `member`, a leaf, into a tensor of that shape and dtype without memory, which belongs to
+// `belongs`. It requires no gradient until attach(). Access to its memory throws `error`.
+void become_shell(const at::Tensor& member, at::IntArrayRef sizes, at::IntArrayRef strides,
+                  at::ScalarType dtype, Belongs belongs, const std::string& error);
+// True for a tensor that has become a shell, and for its views.
+bool is_shell(const at::Tensor& tensor);
+// The belonging of a shell; null for other tensors.
+const Belongs* belonging(const at::Tensor& tensor);
+
+// Gives the shell memory: `bytes` of `memory` from `offset` on. Keeps `memory` until release().
+void fill(const at::Tensor& shell, const at::Tensor& memory, std::size_t offset);
+void release(const at::Tensor& shell);
+// True between fill() and release().
+bool is_filled(const at::Tensor& shell);
+
+// What a shard tells about itself: it travels with the tensor and its detached aliases, not with
+// copies.
+void set_owner(const at::Tensor& shard, std::shared_ptr<Unit> unit, std::size_t parameter);
+struct Owner {
+  std::shared_ptr<Unit> unit;  // null if the tensor is no shard
+  std::size_t parameter = 0;
+};
+Owner owner_of(const at::Tensor& tensor);
+
+// The entry `name` of the module's own parameters. Throws Caller if there is none.
+at::Tensor& parameter_entry(torch::nn::Module& module, const std::string& name);
+
+}  // namespace weft::shard

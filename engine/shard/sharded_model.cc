@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <weft/base/log.h>
+#include <weft/engine/autograd/execution_context.h>
+#include <weft/engine/autograd/pass.h>
+#include <weft/engine/shard/sharded_model.h>
+
+namespace weft::shard {
+
+namespace {
+
+bool is_in_backward() { return static_cast<bool>(torch::autograd::get_current_node()); }
+
+bool contains(const std::vector<std::size_t>& all, std::size_t one) {
+  return std::ranges::find(all, one) != all.end();
+}
+
+Error outside(const Unit& unit, std::size_t parameter) {
+  return {Blame::Caller,
+          "parameter '" + unit.parameters()[parameter].name +
+              "' is sharded and was used outside of the forward and backward of its "
+              "FullyShardedDataParallel, where other ranks may not use it at the same time; call "
+              "the model through its FullyShardedDataParallel, or read it under "
+              "weft::FullParameters (model->parameters() are this rank's rows)"};
+}
+
+}  // namespace
+
+ShardedModel::ShardedModel(std::vector<std::shared_ptr<Unit>> units, std::size_t prefetch)
+    : units_(std::move(units)),
+      prefetch_(prefetch),
+      kept_(units_.size()),
+      versions_(units_.size()),
+      reducer_(units_.size()) {}
+
+std::shared_ptr<ShardedModel> ShardedModel::make(std::vector<std::shared_ptr<Unit>> units,
+                                                 std::size_t prefetch) {
+  std::shared_ptr<ShardedModel> model(new ShardedModel(std::move(units), prefetch));
+  for (std::size_t i = 0; i < model->units_.size(); ++i) {
+    model->units_[i]->index = i;
+    model->units_[i]->model = model;
+  }
+  return model;
+}
+
+Error ShardedModel::refused_context() {
+  return {Blame::Caller,
+          "a FullyShardedDataParallel takes no part in a distributed backward: its parameters are "
+          "gathered and its gradients reduced by libtorch's own engine, which an AutogradContext "
+          "does not use; call loss.backward() outside of the AutogradContext"};
+}
+
+void ShardedModel::begin_forward(bool trains) {
+  if (trains && autograd::current_context() != nullptr) throw refused_context();
+  if (is_in_backward()) {
+    throw Error(Blame::Caller,
+                "the forward of a FullyShardedDataParallel was called inside of a backward; to "
+                "compute a part of the model again there, call that part and not the wrapper");
+  }
+  MutexLock lock(mutex_);
+  if (forwards_ == 0) {
+    for (const auto& unit : units_) unit->check_shards();
+    if (trains) {
+      for (const auto& unit : units_) {
+        if (!unit->is_held()) continue;
+        throw Error(Blame::Caller,
+                    "a forward with gradients began while weft::FullParameters holds the whole "
+                    "parameters; destroy that first, or evaluate under torch::NoGradGuard");
+      }
+    }
+    trains_ = trains;
+    kept_.assign(units_.size(), false);
+    free_unless({});
+    present_.clear();
+    (trains ? forward_ : evaluation_).begin();
+    if (trains) backward_.begin();
+    for (std::size_t i = 0; trains && i < units_.size(); ++i) {
+      versions_[i] = units_[i]->version();
+      attach_nodes(*units_[i], synchronizes_);
+    }
+  }
+  ++forwards_;
+}
+
+void ShardedModel::end_forward() {
+  MutexLock lock(mutex_);
+  if (--forwards_ > 0) return;
+  // Backward begins with the unit that was used last.
+  if (!trains_) {
+    kept_.assign(units_.size(), false);
+    present_.clear();
+  }
+  free_unless(present_);
+}
+
+void ShardedModel::before_operator(const std::vector<Belongs>& used) {
+  std::vector<std::pair<std::shared_ptr<ShardedModel>, std::vector<Belongs>>> models;
+  for (const Belongs& parameter : used) {
+    const auto unit = parameter.unit.lock();
+    if (!unit) {
+      throw Error(Blame::Caller,
+                  "a parameter of a sharded module was used after the module's shards were "
+                  "destroyed; keep the module, or its parameters()");
+    }
+    if (unit->is_held()) continue;
+    auto model = unit->model.lock();
+    if (!model) throw outside(*unit, parameter.parameter);
+    auto same = std::ranges::find(models, model, [](const auto& item) { return item.first; });
+    if (same == models.end()) same = models.insert(models.end(), {std::move(model), {}});
+    same->second.push_back(parameter);
+  }
+  for (const auto& [model, belonging] : models) model->use(belonging);
+}
+
+void ShardedModel::after_change(const Belongs& parameter) {
+  const auto unit = parameter.unit.lock();
+  if (!unit || unit->is_held()) return;
+  throw Error(Blame::Caller,
+              "parameter '" + unit->parameters()[parameter.parameter].name +
+                  "' was written in place while it was gathered; the change would be lost, because "
+                  "the shards were not written. Change model->parameters() outside of the forward, "
+                  "or write under weft::FullParameters(model, /*writable=*/true)");
+}
+
+void ShardedModel::use(const std::vector<Belongs>& used) {
+  if (autograd::Pass::current() != nullptr) throw refused_context();
+  const bool is_backward = is_in_backward();
+  MutexLock lock(mutex_);
+  std::vector<std::size_t> units;
+  for (const Belongs& parameter : used) {
+    const auto unit = parameter.unit.lock();
+    if (!is_backward && forwards_ == 0) throw outside(*unit, parameter.parameter);
+    if (!contains(units, unit->index)) units.push_back(unit->index);
+  }
+  const auto is_ready = [&](std::size_t unit) WEFT_REQUIRES(mutex_) {
+    return contains(present_, unit) && units_[unit]->state() == Unit::State::Gathered;
+  };
+  if (!std::ranges::all_of(units, is_ready)) gather_for(units, is_backward);
+  for (const std::size_t unit : units) units_[unit]->note_stream();
+}
+
+void ShardedModel::gather_for(const std::vector<std::size_t>& used, bool is_backward) {
+  GatherOrder& order = is_backward ? backward_ : trains_ ? forward_ : evaluation_;
+  note_order(order, used);
+  std::vector<std::size_t> needed = used;
+  std::vector<std::size_t> ahead;
+  for (const std::size_t unit : order.next(prefetch_)) {
+    if (!contains(used, unit)) ahead.push_back(unit);
+  }
+  needed.insert(needed.end(), ahead.begin(), ahead.end());
+  present_ = used;
+  free_unless(needed);
+  for (const std::size_t unit : used) {
+    if (is_backward) require_unchanged(*units_[unit]);
+    if (!is_backward && trains_ && !units_[unit]->options().reshard_after_forward)
+      kept_[unit] = true;
+    start_gather(*units_[unit], /*is_ahead=*/false);
+  }
+  for (const std::size_t unit : ahead) start_gather(*units_[unit], /*is_ahead=*/true);
+  std::size_t bytes = 0;
+  for (const auto& unit : units_)
+    bytes += unit->state() == Unit::State::Sharded ? 0 : unit->bytes();
+  statistics_.most_bytes = std::max(statistics_.most_bytes, bytes);
+  for (const std::size_t unit : used) units_[unit]->finish_gather();
+}
+
+void ShardedModel::note_order(GatherOrder& order, const std::vector<std::size_t>& used) {
+  bool is_as_recorded = true;
+  for (const std::size_t unit : used) is_as_recorded &= order.step(unit);
+  if (is_as_recorded || std::exchange(told_order_, true)) return;
+  log::warn("FullyShardedDataParallel: unit '" + units_[used.front()]->name() +
+            "' is used in another order than in the steps before. That works if it is so on all "
+            "ranks, but units that were gathered ahead in vain cost time");
+}
+
+void ShardedModel::require_unchanged(const Unit& unit) const {
+  if (unit.version() == versions_[unit.index]) return;
+  throw Error(Blame::Caller,
+              "parameters of unit '" + unit.name() +
+                  "' were changed between a forward and its backward, which needs the values of "
+                  "the forward; step the optimizer after all backwards of a forward");
+}
+
+void ShardedModel::start_gather(Unit& unit, bool is_ahead) {
+  if (unit.state() != Unit::State::Sharded) return;
+  unit.start_gather();
+  ++statistics_.gathers;
+  if (is_ahead) ++statistics_.ahead;
+}
+
+void ShardedModel::free_unless(const std::vector<std::size_t>& needed) {
+  for (const auto& unit : units_) {
+    if (!kept_[unit->index] && !unit->is_held() && !contains(needed, unit->index)) unit->free();
+  }
+}
+
+std::shared_ptr<Reduction> ShardedModel::take_gradients(Unit& unit,
+                                                        const std::vector<std::size_t>& parameters,
+                                                        bool synchronizes,
+                                                        std::vector<at::Tensor> gradients,
+                                                        std::vector<at::Tensor>& outputs) {
+  const c10::AutoGradMode no_grad(false);
+  MutexLock lock(mutex_);
+  kept_[unit.index] = false;
+  std::erase(present_, unit.index);
+  if (!unit.is_held()) unit.free();
+  if (synchronizes) return reducer_.reduce(unit, parameters, std::move(gradients), outputs);
+  reducer_.keep(unit, parameters, gradients);
+  return nullptr;
+}
+
+ShardedModel::Statistics ShardedModel::statistics() const {
+  MutexLock lock(mutex_);
+  return statistics_;
+}
+
+}  // namespace weft::shard

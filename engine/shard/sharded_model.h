@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// A sharded model between its forwards and backwards: which units are gathered at the moment. A
+// unit is gathered when an operator first reads one of its parameters, and freed when the next unit
+// is used, or all of its gradients have come. The units that come next are gathered ahead.
+//
+// The FullyShardedDataParallel owns it; units and nodes of libtorch's graph refer to it weakly.
+// Thread-safe: libtorch runs backward on threads of its own. use() and take_gradients() block until
+// a gather or a reduction has ended (CPU), or make the current stream wait for it (CUDA).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <weft/base/error.h>
+#include <weft/base/mutex.h>
+#include <weft/engine/shard/gather_order.h>
+#include <weft/engine/shard/gradients.h>
+#include <weft/engine/shard/libtorch_internals.h>
+#include <weft/engine/shard/unit.h>
+
+namespace weft::shard {
+
+class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
+ public:
+  static std::shared_ptr<ShardedModel> make(std::vector<std::shared_ptr<Unit>> units,
+                                            std::size_t prefetch);
+
+  // Around the root's forward. `trains`: gradients are enabled, so a backward may follow.
+  // begin_forward() throws Caller inside of an AutogradContext and of a backward.
+  void begin_forward(bool trains);
+  void end_forward();
+
+  // Forwards that begin meanwhile have backwards that average gradients, or keep them.
+  bool is_synchronizing() const { return synchronizes_; }
+  void set_synchronizing(bool on) { synchronizes_ = on; }
+
+  // Called before an operator that reads these parameters: see install(). Throws Caller outside of
+  // forward and backward.
+  static void before_operator(const std::vector<Belongs>& used);
+  static void after_change(const Belongs& parameter);
+
+  // Called by a unit's node: all gradients of these parameters are there. Null if the backward only
+  // keeps them.
+  std::shared_ptr<Reduction> take_gradients(Unit& unit, const std::vector<std::size_t>& parameters,
+                                            bool synchronizes, std::vector<at::Tensor> gradients,
+                                            std::vector<at::Tensor>& outputs);
+
+  static Error refused_context();
+
+  struct Statistics {
+    std::size_t gathers = 0, ahead = 0;  // `ahead`: of them, before their use
+    std::size_t most_bytes = 0;          // gathered at one time
+  };
+  Statistics statistics() const;
+
+ private:
+  ShardedModel(std::vector<std::shared_ptr<Unit>> units, std::size_t prefetch);
+  void use(const std::vector<Belongs>& used);
+  void gather_for(const std::vector<std::size_t>& used, bool is_backward) WEFT_REQUIRES(mutex_);
+  void note_order(GatherOrder& order, const std::vector<std::size_t>& used) WEFT_REQUIRES(mutex_);
+  void require_unchanged(const Unit& unit) const WEFT_REQUIRES(mutex_);
+  void start_gather(Unit& unit, bool is_ahead) WEFT_REQUIRES(mutex_);
+  void free_unless(const std::vector<std::size_t>& needed) WEFT_REQUIRES(mutex_);
+
+  const std::vector<std::shared_ptr<Unit>> units_;
+  const std::size_t prefetch_;
+  std::atomic<bool> synchronizes_{true};
+  mutable Mutex mutex_;
+  int forwards_ WEFT_GUARDED_BY(mutex_) = 0;  // nested calls of the root's forward
+  bool trains_ WEFT_GUARDED_BY(mutex_) = false;
+  GatherOrder forward_ WEFT_GUARDED_BY(mutex_);
+  GatherOrder evaluation_ WEFT_GUARDED_BY(mutex_);
+  GatherOrder backward_ WEFT_GUARDED_BY(mutex_);
+  bool told_order_ WEFT_GUARDED_BY(mutex_) = false;
+  std::vector<std::size_t> present_ WEFT_GUARDED_BY(mutex_);  // units of the last operator
+  std::vector<bool> kept_ WEFT_GUARDED_BY(mutex_);            // by unit: until its gradients come
+  std::vector<std::uint64_t> versions_ WEFT_GUARDED_BY(mutex_);  // by unit: at the last forward
+  GradientReducer reducer_ WEFT_GUARDED_BY(mutex_);
+  Statistics statistics_ WEFT_GUARDED_BY(mutex_);
+};
+
+}  // namespace weft::shard

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <weft/engine/group/called_by.h>
+#include <weft/engine/group/rows.h>
+#include <weft/engine/shard/libtorch_internals.h>
+#include <weft/engine/shard/unit.h>
+#include <weft/engine/tensor/cuda_devices.h>
+#include <weft/engine/tensor/tensor.h>
+
+namespace weft::shard {
+
+namespace {
+
+constexpr std::size_t kAlignment = 512;  // of parameters in gathered memory; as CUDA's allocators
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// True if each row is one block of memory and the rows lie one behind the other.
+bool has_dense_rows(const at::Tensor& tensor) {
+  return tensor.dim() == 0 || tensor.is_contiguous() ||
+         (tensor.is_non_overlapping_and_dense() &&
+          tensor.stride(0) == tensor.numel() / tensor.size(0));
+}
+
+std::string shape_text(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << c10::toString(tensor.scalar_type()) << " " << tensor.sizes() << " on " << tensor.device();
+  return text.str();
+}
+
+// The same memory without the shard's owner: an operation may keep it longer than the group lives.
+at::Tensor plain(const at::Tensor& shard) {
+  return at::empty({0}, shard.options().requires_grad(false))
+      .set_(shard.storage(), shard.storage_offset(), shard.sizes(), shard.strides());
+}
+
+// Also of a tensor that is not contiguous but dense.
+Slice bytes_of(const at::Tensor& tensor) {
+  return {tensor.mutable_data_ptr(), tensor.nbytes(), tensor::device_of(tensor.device())};
+}
+
+// `place`: of the whole parameter.
+group::SpreadRows spread_rows(const ProcessGroup& group, const UnitParameter& parameter,
+                              const at::Tensor& shard, const Slice& place) {
+  const std::size_t row_bytes =
+      static_cast<std::size_t>(parameter.row_elements) * shard.element_size();
+  group::SpreadRows rows;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    Rows part = parameter.rows(rank, group.size());
+    if (parameter.is_scalar && rank > 0) part = {1, 0};
+    rows.all.push_back(place.part(static_cast<std::size_t>(part.first) * row_bytes,
+                                  static_cast<std::size_t>(part.count) * row_bytes));
+  }
+  rows.mine = bytes_of(shard);
+  rows.mine.bytes = rows.all[static_cast<std::size_t>(group.rank())].bytes;
+  return rows;
+}
+
+}  // namespace
+
+at::Tensor UnitParameter::shard() const {
+  auto impl = leaf.lock();
+  return impl ? at::Tensor(std::move(impl)) : at::Tensor();
+}
+
+std::vector<std::int64_t> UnitParameter::shape(std::int64_t rows) const {
+  std::vector<std::int64_t> shape = sizes;
+  if (!is_scalar) shape.front() = rows;
+  return shape;
+}
+
+Unit::Unit(std::string name, std::uint32_t number, ProcessGroup group,
+           const FullyShardOptions& options)
+    : name_(std::move(name)), number_(number), group_(std::move(group)), options_(options) {}
+
+std::shared_ptr<Unit> Unit::make(std::string name, std::uint32_t number,
+                                 const std::vector<Given>& given, ProcessGroup group,
+                                 const FullyShardOptions& options,
+                                 std::vector<at::Tensor>& shards) {
+  const c10::AutoGradMode no_grad(false);
+  std::shared_ptr<Unit> unit(new Unit(std::move(name), number, std::move(group), options));
+  unit->device_ = given.front().tensor.device();
+  unit->parameters_.reserve(given.size());
+  for (std::size_t i = 0; i < given.size(); ++i) shards.push_back(unit->add(given[i], i));
+  return unit;
+}
+
+at::Tensor Unit::add(const Given& given, std::size_t place) {
+  const at::Tensor whole =
+      has_dense_rows(given.tensor) ? given.tensor.detach() : given.tensor.detach().contiguous();
+  UnitParameter added;
+  added.name = given.name;
+  added.is_scalar = whole.dim() == 0;
+  added.sizes = whole.sizes().vec();
+  added.strides = whole.strides().vec();
+  added.dtype = whole.scalar_type();
+  added.row_elements = added.is_scalar ? 1 : whole.size(0) == 0 ? 0 : whole.numel() / whole.size(0);
+  const Rows mine = added.rows(group_.rank(), group_.size());
+
+  const at::Tensor rows = added.is_scalar ? whole : whole.narrow(0, mine.first, mine.count);
+  at::Tensor shard = at::empty_strided(rows.sizes(), rows.strides(), rows.options());
+  shard.copy_(rows);
+  shard.set_requires_grad(given.tensor.requires_grad());
+  set_owner(shard, shared_from_this(), place);
+  added.leaf = decltype(added.leaf)(shard.getIntrusivePtr());
+
+  const bool casts = options_.param_dtype && at::isFloatingType(added.dtype);
+  const at::ScalarType dtype = casts ? *options_.param_dtype : added.dtype;
+  become_shell(given.tensor, added.sizes, added.strides, dtype, {weak_from_this(), place},
+               "parameter '" + given.name +
+                   "' is not gathered: its memory exists while the forward and backward of its "
+                   "sharded model use it; read it under weft::FullParameters");
+  added.whole = given.tensor;
+  added.offset = bytes_;
+  bytes_ += aligned(added.whole.nbytes());
+  parameters_.push_back(std::move(added));
+  return shard;
+}
+
+void Unit::check_shards() const {
+  for (const UnitParameter& parameter : parameters_) {
+    const at::Tensor shard = parameter.shard();
+    if (!shard.defined()) {
+      throw Error(Blame::Caller,
+                  "the shard of parameter '" + parameter.name +
+                      "' is gone: the module's parameters were replaced after it was sharded");
+    }
+    const std::int64_t rows = parameter.rows(group_.rank(), group_.size()).count;
+    const bool is_same = shard.scalar_type() == parameter.dtype && shard.device() == device_ &&
+                         shard.sizes() == at::IntArrayRef(parameter.shape(rows)) &&
+                         has_dense_rows(shard);
+    if (is_same) continue;
+    throw Error(Blame::Caller, "the shard of parameter '" + parameter.name + "' is now " +
+                                   shape_text(shard) +
+                                   ", which it was not when it was sharded; call module->to() and "
+                                   "load values before sharding, or under weft::FullParameters");
+  }
+}
+
+std::uint64_t Unit::version() const {
+  std::uint64_t sum = 0;
+  for (const UnitParameter& parameter : parameters_) {
+    const at::Tensor shard = parameter.shard();
+    if (shard.defined()) sum += static_cast<std::uint64_t>(shard._version());
+  }
+  return sum;
+}
+
+void Unit::start_gather() {
+  if (state_ != State::Sharded) return;
+  const c10::AutoGradMode no_grad(false);
+  const at::AutoDispatchBelowADInplaceOrView untracked;
+  memory_ =
+      at::empty({static_cast<std::int64_t>(bytes_)}, at::TensorOptions(at::kByte).device(device_));
+  std::vector<at::Tensor> tensors = {memory_};
+  std::vector<group::SpreadRows> spread;
+  const Slice memory = tensor::slice_of(memory_);
+  for (const UnitParameter& parameter : parameters_) {
+    if (parameter.whole.numel() == 0) continue;
+    at::Tensor shard = plain(parameter.shard());
+    if (shard.scalar_type() != parameter.whole.scalar_type())
+      shard = shard.to(parameter.whole.scalar_type());
+    spread.push_back(spread_rows(group_, parameter, shard,
+                                 memory.part(parameter.offset, parameter.whole.nbytes())));
+    tensors.push_back(std::move(shard));
+  }
+  const group::CalledBy by("FullyShardedDataParallel");
+  gather_ = {};
+  if (!spread.empty()) {
+    gather_ = group::all_gather_rows(group_, std::move(spread), std::move(tensors),
+                                     "parameters of unit '" + name_ + "'", {0, number_});
+  }
+  streams_.clear();
+  state_ = State::Gathering;
+  note_stream();
+}
+
+void Unit::finish_gather() {
+  if (state_ == State::Gathered) return;
+  start_gather();
+  try {
+    std::exchange(gather_, {}).wait();
+  } catch (...) {
+    free();
+    throw;
+  }
+  for (const UnitParameter& parameter : parameters_) {
+    if (parameter.whole.numel() > 0) fill(parameter.whole, memory_, parameter.offset);
+  }
+  memory_.reset();
+  state_ = State::Gathered;
+  note_stream();
+}
+
+void Unit::free() {
+  if (state_ == State::Sharded) return;
+  gather_ = {};
+  memory_.reset();
+  // The allocator may give the memory out again on the stream that it was allocated on, so that
+  // stream waits for the others.
+  for (std::size_t i = 1; i < streams_.size(); ++i) {
+    c10::Event used(streams_[i].device_type());
+    used.record(streams_[i]);
+    used.block(streams_[0]);
+  }
+  if (state_ == State::Gathered) {
+    for (const UnitParameter& parameter : parameters_) {
+      if (parameter.whole.numel() > 0) release(parameter.whole);
+    }
+  }
+  state_ = State::Sharded;
+}
+
+void Unit::start_hold() {
+  if (is_held()) return;
+  free();  // a shard may have changed since it was gathered
+  start_gather();
+}
+
+void Unit::hold() {
+  finish_gather();
+  ++holders_;
+}
+
+std::vector<at::Tensor> Unit::whole_values() const {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<at::Tensor> values, sources;
+  std::vector<group::SpreadRows> spread;
+  for (const UnitParameter& parameter : parameters_) {
+    const at::TensorOptions options = at::TensorOptions(parameter.dtype).device(device_);
+    if (parameter.whole.scalar_type() == parameter.dtype) {
+      values.push_back(at::empty({0}, options)
+                           .set_(parameter.whole.storage(), 0, parameter.sizes, parameter.strides));
+      continue;
+    }
+    values.push_back(at::empty_strided(parameter.sizes, parameter.strides, options));
+    if (values.back().numel() == 0) continue;
+    sources.push_back(plain(parameter.shard()));
+    spread.push_back(spread_rows(group_, parameter, sources.back(), bytes_of(values.back())));
+  }
+  if (spread.empty()) return values;
+  sources.insert(sources.begin(), values.begin(), values.end());
+  group::all_gather_rows(group_, std::move(spread), std::move(sources),
+                         "values of unit '" + name_ + "'", {0, number_})
+      .wait();
+  return values;
+}
+
+void Unit::let_go() {
+  if (--holders_ == 0) free();
+}
+
+void Unit::note_stream() {
+  if (device_.is_cpu()) return;
+  const c10::Stream stream = tensor::CudaDevices::current_stream(device_);
+  if (std::ranges::find(streams_, stream) == streams_.end()) streams_.push_back(stream);
+}
+
+}  // namespace weft::shard

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// A unit of a sharded model: parameters that are gathered together, and whose gradients are reduced
+// together. Between uses each rank has only its own rows of them, as leaves that stand in the
+// modules' parameters() in place of the whole ones.
+//
+// The shards own their unit together with the sharded model; the whole parameters, which the
+// modules' members hold, refer to it weakly. The model's mutex guards it. start_gather() and free()
+// do not block; finish_gather() makes the host (CPU) or the current stream (CUDA) wait.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <weft/engine/group/process_group.h>
+#include <weft/engine/shard/fully_shard_options.h>
+#include <weft/engine/shard/rows.h>
+
+namespace weft::shard {
+
+class ShardedModel;
+
+struct UnitParameter {
+  // The rows of a rank. A scalar has no rows: every rank keeps it, and rank 0's counts.
+  Rows rows(int rank, int ranks) const {
+    if (is_scalar) return {0, 1};
+    return rows_of(sizes.front(), rank, ranks);
+  }
+  at::Tensor shard() const;  // the leaf; undefined if the program has dropped it
+  // The shape of `rows` rows.
+  std::vector<std::int64_t> shape(std::int64_t rows) const;
+
+  std::string name;
+  at::Tensor whole;  // a shell (libtorch_internals.h)
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> leaf{
+      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
+  bool is_scalar = false;
+  std::vector<std::int64_t> sizes, strides;  // of the whole
+  std::int64_t row_elements = 1;
+  at::ScalarType dtype = at::kFloat;  // of the shard
+  std::size_t offset = 0;             // in the unit's gathered memory, in bytes
+};
+
+class Unit : public std::enable_shared_from_this<Unit> {
+ public:
+  struct Given {
+    std::string name;
+    at::Tensor tensor;  // whole, the same values on all ranks
+  };
+  // Keeps this rank's rows of the parameters and turns the given tensors into shells. `number`: of
+  // the unit in its group, the same on all ranks. The caller puts the shards in their places.
+  static std::shared_ptr<Unit> make(std::string name, std::uint32_t number,
+                                    const std::vector<Given>& given, ProcessGroup group,
+                                    const FullyShardOptions& options,
+                                    std::vector<at::Tensor>& shards);
+
+  const std::string& name() const { return name_; }
+  const ProcessGroup& group() const { return group_; }
+  const FullyShardOptions& options() const { return options_; }
+  const std::vector<UnitParameter>& parameters() const { return parameters_; }
+  c10::Device device() const { return device_; }
+  std::uint32_t number() const { return number_; }
+
+  std::weak_ptr<ShardedModel> model;
+  std::size_t index = 0;  // in the model
+
+  // Throws Caller if a shard is not what it was: moved, cast, resized, or dropped.
+  void check_shards() const;
+  // Sums the versions of the shards: it changes when the program changes a shard.
+  std::uint64_t version() const;
+
+  enum class State { Sharded, Gathering, Gathered };
+  State state() const { return state_; }
+  void start_gather();
+  void finish_gather();
+  // Frees the gathered memory, or forgets a gather under way.
+  void free();
+  // CUDA: notes that the current stream uses the gathered memory.
+  void note_stream();
+  // Bytes of the gathered memory.
+  std::size_t bytes() const { return bytes_; }
+
+  // While it is held (by FullParameters), the parameters stay gathered and may be used anywhere.
+  // start_hold() starts to gather the values that the shards have now, hold() waits for them.
+  void start_hold();
+  void hold();
+  void let_go();
+  bool is_held() const { return holders_ > 0; }
+  // While it is held: the whole parameters in their own dtype, as leaves. They share memory with
+  // the gathered ones unless these have another dtype, in which case the call is collective.
+  std::vector<at::Tensor> whole_values() const;
+
+ private:
+  Unit(std::string name, std::uint32_t number, ProcessGroup group,
+       const FullyShardOptions& options);
+  at::Tensor add(const Given& given, std::size_t place);
+
+  const std::string name_;
+  const std::uint32_t number_;
+  ProcessGroup group_;
+  const FullyShardOptions options_;
+  std::vector<UnitParameter> parameters_;
+  c10::Device device_ = c10::Device(c10::kCPU);
+  std::size_t bytes_ = 0;
+  State state_ = State::Sharded;
+  std::atomic<int> holders_{0};
+  at::Tensor memory_;  // until the parameters are filled with it
+  Work gather_;
+  std::vector<c10::Stream> streams_;  // CUDA: the first one allocated memory_
+};
+
+}  // namespace weft::shard
