@@ -56,18 +56,22 @@ Work all_gather_rows(const ProcessGroup& group, std::vector<SpreadRows> rows,
 }
 
 Work reduce_scatter_rows(const ProcessGroup& group, const at::Tensor& output,
-                         std::vector<at::Tensor> inputs, std::string what,
-                         transport::Training training) {
+                         const at::Tensor& input, const std::vector<std::int64_t>& elements,
+                         std::string what, transport::Training training) {
   const transport::Elements to = tensor::elements_of(output);
+  const Slice all = tensor::slice_of(input);
   std::vector<Slice> from;
-  for (const at::Tensor& input : inputs) from.push_back(tensor::slice_of(input));
+  std::size_t offset = 0;
+  for (const std::int64_t count : elements) {
+    from.push_back(all.part(offset, static_cast<std::size_t>(count) * size_of(to.dtype)));
+    offset += from.back().bytes;
+  }
   const auto fingerprint = [&] { return what + transport::training_text(training); };
-  inputs.insert(inputs.begin(), output);
   return Core::of(group).operations.issue(
       {.name = "reduce_scatter",
        .fingerprint = fingerprint,
        .device = output.device(),
-       .tensors = std::move(inputs),
+       .tensors = {input, output},
        .reduction = ReduceOp::Sum,
        .training = training,
        .may_skip = false},

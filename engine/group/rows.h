@@ -4,7 +4,7 @@
 // Thread-safe like the handle's functions. Nothing blocks for other ranks.
 #pragma once
 
-#include <span>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -26,15 +26,16 @@ struct SpreadRows {
 
 // Gathers several tensors by one operation, each into its own place, so that nothing is copied
 // afterwards. `tensors`: what the slices lie in, on one device; pinned until the operation has
-// passed. `what` names the tensors for WEFT_DEBUG=detail. The ranks compare `training`.
+// passed. The first has one size on all ranks. `what` names the tensors for WEFT_DEBUG=detail. The
+// ranks compare `training`.
 Work all_gather_rows(const ProcessGroup& group, std::vector<SpreadRows> rows,
                      std::vector<at::Tensor> tensors, std::string what,
                      transport::Training training);
 
-// Rank r's `output` receives the sum of all ranks' inputs[r]. The sizes of inputs may differ, alike
-// on all ranks.
+// Rank r's `output` receives the sum of all ranks' parts r of `input`, in which the parts lie one
+// behind the other. `elements`: of each part, alike on all ranks.
 Work reduce_scatter_rows(const ProcessGroup& group, const at::Tensor& output,
-                         std::vector<at::Tensor> inputs, std::string what,
-                         transport::Training training);
+                         const at::Tensor& input, const std::vector<std::int64_t>& elements,
+                         std::string what, transport::Training training);
 
 }  // namespace weft::group

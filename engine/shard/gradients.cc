@@ -190,13 +190,13 @@ class Packing {
   }
 
   void start(const at::Tensor& flat) {
-    std::vector<at::Tensor> inputs;
+    std::vector<std::int64_t> elements;
     for (std::size_t rank = 0; rank + 1 < begins_.size(); ++rank)
-      inputs.push_back(flat.narrow(0, begins_[rank], begins_[rank + 1] - begins_[rank]));
-    bucket_.output = at::empty_like(inputs[static_cast<std::size_t>(rank_)]);
+      elements.push_back(begins_[rank + 1] - begins_[rank]);
+    bucket_.output = at::empty({elements[static_cast<std::size_t>(rank_)]}, flat.options());
     const group::CalledBy by("FullyShardedDataParallel");
     bucket_.work =
-        group::reduce_scatter_rows(unit_.group(), bucket_.output, std::move(inputs),
+        group::reduce_scatter_rows(unit_.group(), bucket_.output, flat, elements,
                                    "gradients of unit '" + unit_.name() + "'", {0, unit_.number()});
   }
 

@@ -63,28 +63,31 @@ void ShardedModel::begin_forward(bool trains) {
                 "compute a part of the model again there, call that part and not the wrapper");
   }
   MutexLock lock(mutex_);
-  if (forwards_ == 0) {
-    for (const auto& unit : units_) unit->check_shards();
-    if (trains) {
-      for (const auto& unit : units_) {
-        if (!unit->is_held()) continue;
-        throw Error(Blame::Caller,
-                    "a forward with gradients began while weft::FullParameters holds the whole "
-                    "parameters; destroy that first, or evaluate under torch::NoGradGuard");
-      }
-    }
-    trains_ = trains;
-    kept_.assign(units_.size(), false);
-    free_unless({});
-    present_.clear();
-    (trains ? forward_ : evaluation_).begin();
-    if (trains) backward_.begin();
-    for (std::size_t i = 0; trains && i < units_.size(); ++i) {
-      versions_[i] = units_[i]->version();
-      attach_nodes(*units_[i], synchronizes_);
-    }
-  }
+  if (forwards_ == 0) begin_pass(trains);
   ++forwards_;
+}
+
+void ShardedModel::begin_pass(bool trains) {
+  for (const auto& unit : units_) {
+    unit->check_shards();
+    if (!trains || !unit->is_held()) continue;
+    throw Error(Blame::Caller,
+                "a forward with gradients began while weft::FullParameters holds the whole "
+                "parameters; destroy that first, or evaluate under torch::NoGradGuard");
+  }
+  trains_ = trains;
+  begins_ = true;
+  kept_.assign(units_.size(), false);
+  present_.clear();
+  free_unless({});
+  GatherOrder& order = trains ? forward_ : evaluation_;
+  order.begin();
+  if (trains) backward_.begin();
+  for (std::size_t i = 0; trains && i < units_.size(); ++i) {
+    versions_[i] = units_[i]->version();
+    attach_nodes(*units_[i], synchronizes_);
+  }
+  start_ahead(order, {});
 }
 
 void ShardedModel::end_forward() {
@@ -95,6 +98,7 @@ void ShardedModel::end_forward() {
     kept_.assign(units_.size(), false);
     present_.clear();
   }
+  begins_ = true;
   free_unless(present_);
 }
 
@@ -140,19 +144,18 @@ void ShardedModel::use(const std::vector<Belongs>& used) {
   const auto is_ready = [&](std::size_t unit) WEFT_REQUIRES(mutex_) {
     return contains(present_, unit) && units_[unit]->state() == Unit::State::Gathered;
   };
-  if (!std::ranges::all_of(units, is_ready)) gather_for(units, is_backward);
+  // The first use of a pass is noted even if the unit is there, which it is at the begin of
+  // backward.
+  if (std::exchange(begins_, false) || !std::ranges::all_of(units, is_ready))
+    gather_for(units, is_backward);
   for (const std::size_t unit : units) units_[unit]->note_stream();
 }
 
 void ShardedModel::gather_for(const std::vector<std::size_t>& used, bool is_backward) {
   GatherOrder& order = is_backward ? backward_ : trains_ ? forward_ : evaluation_;
   note_order(order, used);
-  std::vector<std::size_t> needed = used;
-  std::vector<std::size_t> ahead;
-  for (const std::size_t unit : order.next(prefetch_)) {
-    if (!contains(used, unit)) ahead.push_back(unit);
-  }
-  needed.insert(needed.end(), ahead.begin(), ahead.end());
+  std::vector<std::size_t> needed = order.next(prefetch_);
+  needed.insert(needed.end(), used.begin(), used.end());
   present_ = used;
   free_unless(needed);
   for (const std::size_t unit : used) {
@@ -161,12 +164,19 @@ void ShardedModel::gather_for(const std::vector<std::size_t>& used, bool is_back
       kept_[unit] = true;
     start_gather(*units_[unit], /*is_ahead=*/false);
   }
-  for (const std::size_t unit : ahead) start_gather(*units_[unit], /*is_ahead=*/true);
-  std::size_t bytes = 0;
-  for (const auto& unit : units_)
-    bytes += unit->state() == Unit::State::Sharded ? 0 : unit->bytes();
-  statistics_.most_bytes = std::max(statistics_.most_bytes, bytes);
+  start_ahead(order, used);
   for (const std::size_t unit : used) units_[unit]->finish_gather();
+}
+
+void ShardedModel::start_ahead(const GatherOrder& order, const std::vector<std::size_t>& used) {
+  for (const std::size_t unit : order.next(prefetch_)) {
+    if (!contains(used, unit)) start_gather(*units_[unit], /*is_ahead=*/true);
+  }
+  std::size_t bytes = 0;
+  for (const auto& unit : units_) {
+    if (unit->state() != Unit::State::Sharded) bytes += unit->bytes();
+  }
+  statistics_.most_bytes = std::max(statistics_.most_bytes, bytes);
 }
 
 void ShardedModel::note_order(GatherOrder& order, const std::vector<std::size_t>& used) {

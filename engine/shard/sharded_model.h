@@ -61,9 +61,13 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
 
  private:
   ShardedModel(std::vector<std::shared_ptr<Unit>> units, std::size_t prefetch);
+  void begin_pass(bool trains) WEFT_REQUIRES(mutex_);
   void use(const std::vector<Belongs>& used);
   void gather_for(const std::vector<std::size_t>& used, bool is_backward) WEFT_REQUIRES(mutex_);
   void note_order(GatherOrder& order, const std::vector<std::size_t>& used) WEFT_REQUIRES(mutex_);
+  // Starts to gather the units that come after `used`.
+  void start_ahead(const GatherOrder& order, const std::vector<std::size_t>& used)
+      WEFT_REQUIRES(mutex_);
   void require_unchanged(const Unit& unit) const WEFT_REQUIRES(mutex_);
   void start_gather(Unit& unit, bool is_ahead) WEFT_REQUIRES(mutex_);
   void free_unless(const std::vector<std::size_t>& needed) WEFT_REQUIRES(mutex_);
@@ -74,6 +78,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   mutable Mutex mutex_;
   int forwards_ WEFT_GUARDED_BY(mutex_) = 0;  // nested calls of the root's forward
   bool trains_ WEFT_GUARDED_BY(mutex_) = false;
+  bool begins_ WEFT_GUARDED_BY(mutex_) = true;  // the next use is the first of its pass
   GatherOrder forward_ WEFT_GUARDED_BY(mutex_);
   GatherOrder evaluation_ WEFT_GUARDED_BY(mutex_);
   GatherOrder backward_ WEFT_GUARDED_BY(mutex_);

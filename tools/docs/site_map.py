@@ -14,6 +14,7 @@ TOPICS = {
     "mesh": "Meshes of ranks",
     "parallel": "Data parallel training",
     "training": "Parts of a training step",
+    "fully_shard": "Sharded models",
     "optim": "Optimizers and averaging",
     "checkpoint": "Checkpoints",
     "functional": "Collectives that autograd sees",
@@ -30,6 +31,7 @@ TOPICS = {
 HEADERS = {
     "group": ["engine/group/process_group.h", "engine/group/work.h", "kernels/reduce_op.h", "base/patience.h"],
     "parallel": ["engine/ddp/ddp.h", "engine/ddp/ddp_options.h"],
+    "fully_shard": ["engine/shard/fully_shard.h", "engine/shard/fully_shard_options.h"],
     "rpc": ["engine/rpc/agent.h", "engine/call/types.h", "engine/rref/rref.h", "engine/rpc/operators.h", "engine/rpc/script.h", "engine/call/function.h", "engine/call/wait_all.h"],
     "codec": ["engine/codec/codec.h", "engine/codec/values.h"],
 }
@@ -40,7 +42,7 @@ NOT_SHOWN = ["engine/codec/refusals.h", "engine/call/refusals.h"]
 HIDDEN = {
     "details, by their namespace": ["*::detail"],
     "the layers of the engine": [
-        "weft::autograd", "weft::call", "weft::codec", "weft::group", "weft::kernels", "weft::optim", "weft::tensor", "weft::trace", "weft::training",
+        "weft::autograd", "weft::call", "weft::codec", "weft::group", "weft::kernels", "weft::optim", "weft::shard", "weft::tensor", "weft::trace", "weft::training",
     ],
     "specialisations for other libraries": ["std", "std::hash", "msgpack", "torch", "c10"],
     "waits, as the parts of the engine pass them on": ["weft::Patience", "weft::describe_wait"],

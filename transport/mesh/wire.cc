@@ -91,6 +91,9 @@ std::string describe(const Call& call) {
     text += " with " + std::string(name(call.op));
   }
   text += training_text(call.training);
+  // Sharded models put the number of the unit into it (engine/shard/unit.h).
+  if (call.training.model == 0 && call.training.step != 0)
+    text += ", of unit " + std::to_string(call.training.step) + " of a FullyShardedDataParallel";
   if (call.kind == Kind::Broadcast || call.kind == Kind::Scatter)
     text += " from rank " + std::to_string(call.root);
   if (call.kind == Kind::Reduce || call.kind == Kind::Gather)

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <weft/tests/harness/ranks.h>
+
+#include "sharded_models.h"
+
+namespace weft::testing {
+namespace {
+
+using harness::As;
+using harness::run_ranks;
+namespace nn = torch::nn;
+
+TEST(FullParametersTest, ParametersAndMembersAreWhole) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto net = blocks(2);
+    fill_values(*net);
+    const auto before = copies(net->parameters());
+    const auto block = std::dynamic_pointer_cast<BlockImpl>(net->ptr(0));
+    FullyShardedDataParallel sharded(net, group);
+    const auto shards = net->parameters();
+    {
+      const FullParameters full(*net);
+      EXPECT_TRUE(are_equal(copies(net->parameters()), before));
+      EXPECT_TRUE(net->parameters()[0].is_leaf());
+      EXPECT_TRUE(net->parameters()[0].requires_grad());
+      EXPECT_TRUE(torch::equal(block->up->weight.detach(), before[0]));
+      const torch::NoGradGuard no_grad;
+      EXPECT_TRUE(torch::equal(net->forward(torch::ones({1, 8})), sharded(torch::ones({1, 8}))));
+    }
+    EXPECT_THROW(block->up->weight.sum(), Error);
+    for (std::size_t i = 0; i < shards.size(); ++i)
+      EXPECT_TRUE(net->parameters()[i].is_same(shards[i]));
+  });
+}
+
+TEST(FullParametersTest, WritableKeepsOwnRows) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    nn::Sequential net(nn::Linear(8, 5), nn::Linear(5, 1));
+    FullyShardedDataParallel sharded(net, group);
+    {
+      const FullParameters full(*net, /*writable=*/true);
+      fill_values(*net, 9);
+    }
+    nn::Sequential expected(nn::Linear(8, 5), nn::Linear(5, 1));
+    fill_values(*expected, 9);
+    EXPECT_TRUE(are_equal(whole(*net), copies(expected->parameters())));
+  });
+}
+
+TEST(FullParametersTest, WithoutWritableNothingIsKept) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto net = blocks(1);
+    fill_values(*net);
+    const auto before = copies(net->parameters());
+    FullyShardedDataParallel sharded(net, group);
+    {
+      const FullParameters full(*net);
+      fill_values(*net, 9);
+    }
+    EXPECT_TRUE(are_equal(whole(*net), before));
+  });
+}
+
+TEST(FullParametersTest, ValuesAreInTheParametersOwnDtype) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto net = blocks(1);
+    fill_values(*net);
+    FullyShardedDataParallel sharded(net, group, {.param_dtype = torch::kBFloat16});
+    {
+      const FullParameters full(*net, /*writable=*/true);
+      EXPECT_EQ(net->parameters()[0].scalar_type(), torch::kFloat);
+      fill_values(*net, 9);
+    }
+    auto expected = blocks(1);
+    fill_values(*expected, 9);
+    EXPECT_TRUE(are_equal(whole(*net), copies(expected->parameters())));
+  });
+}
+
+TEST(FullParametersTest, MayLieBetweenForwardAndBackward) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto net = blocks(3);
+    fill_values(*net);
+    FullyShardedDataParallel sharded(net, group);
+    sharded(torch::ones({4, 8})).sum().backward();
+    const auto expected = copies({net->parameters()[0].grad()});
+    net->zero_grad();
+    const auto loss = sharded(torch::ones({4, 8})).sum();
+    whole(*net);
+    loss.backward();
+    EXPECT_TRUE(are_equal({net->parameters()[0].grad()}, expected));
+  });
+}
+
+TEST(FullParametersTest, DoesNothingForAPlainModule) {
+  auto net = blocks(1);
+  const auto before = net->parameters();
+  const FullParameters full(*net);
+  EXPECT_TRUE(net->parameters()[0].is_same(before[0]));
+}
+
+}  // namespace
+}  // namespace weft::testing
