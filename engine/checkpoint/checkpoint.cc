@@ -52,11 +52,14 @@ void save_on_all(const std::string& file, ProcessGroup& group, const std::vector
   std::optional<Error> failure = error_of([&] { names = check_names(parts); });
   agree(group, failure);
   compare_names(group, names);
+  std::vector<std::shared_ptr<void>> whole;
   for (const Part& part : parts) {
     auto* const sharded = sharded_optimizer_of(part);
-    if (sharded == nullptr) continue;
     // Collective: an earlier failure here must not keep this rank from calling it.
-    const auto error = error_of([&] { sharded->consolidate_state_dict(0); });
+    const auto error = error_of([&] {
+      if (sharded != nullptr) sharded->consolidate_state_dict(0);
+      whole.push_back(hold_whole(part, /*writable=*/false));
+    });
     if (error && !failure) failure = error;
   }
   if (group.rank() == 0 && !failure) failure = error_of([&] { write(file, parts); });
@@ -93,6 +96,8 @@ void load_on_all(const std::string& file, ProcessGroup& group, const std::vector
           if (reads) reader->read(bytes.mutable_data_ptr());
         }));
   broadcast_bytes(group, bytes);
+  std::vector<std::shared_ptr<void>> whole;
+  for (const Part& part : parts) whole.push_back(hold_whole(part, /*writable=*/true));
   std::vector<Commit> commits;
   auto failure = error_of([&] {
     torch::serialize::InputArchive archive;

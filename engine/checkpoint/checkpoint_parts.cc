@@ -18,6 +18,8 @@
 #include <weft/engine/checkpoint/part_contents.h>
 #include <weft/engine/checkpoint/part_staging.h>
 #include <weft/engine/group/collective_error.h>
+#include <weft/engine/shard/fully_shard.h>
+#include <weft/engine/shard/whole_optimizer.h>
 #include <weft/engine/zero/zero.h>
 
 namespace weft::checkpoint {
@@ -338,6 +340,15 @@ void save_part(OutputArchive& archive, const Part& part, Copies copies) {
     return archive.write(key_of(part.name()), value_of(std::get<detail::Variable>(content)));
   }
   archive.write(key_of(part.name()), inner);
+}
+
+std::shared_ptr<void> hold_whole(const Part& part, bool writable) {
+  const auto& content = Contents::of(part);
+  if (const auto* const module = std::get_if<torch::nn::Module*>(&content))
+    return std::make_shared<FullParameters>(**module, writable);
+  const auto* const optimizer = std::get_if<Optimizer*>(&content);
+  if (optimizer == nullptr || sharded_optimizer_of(part) != nullptr) return nullptr;
+  return std::make_shared<shard::WholeOptimizer>(**optimizer, writable);
 }
 
 void save_parts(OutputArchive& archive, const std::vector<Part>& parts) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,11 @@ std::vector<std::string> check_names(const std::vector<Part>& parts);
 
 // The part's optimizer if its state is spread over ranks; null otherwise.
 parallel::ShardedOptimizer* sharded_optimizer_of(const Part& part);
+
+// Collective; blocks. While the result lives, a sharded model, or the optimizer of one, is whole on
+// all ranks. `writable`: at the end each rank keeps its rows of what was written. Null for other
+// parts.
+std::shared_ptr<void> hold_whole(const Part& part, bool writable);
 
 void save_parts(torch::serialize::OutputArchive& archive, const std::vector<Part>& parts);
 

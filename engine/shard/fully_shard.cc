@@ -76,8 +76,10 @@ void broadcast(const ProcessGroup& group, const std::vector<at::Tensor>& tensors
 std::shared_ptr<Unit> make_unit(const ChosenUnit& chosen, const ProcessGroup& group,
                                 const FullyShardOptions& options) {
   std::vector<Unit::Given> given;
-  for (const ChosenParameter& parameter : chosen.parameters)
-    given.push_back({parameter.places.front().name, parameter.places.front().tensor});
+  for (const ChosenParameter& parameter : chosen.parameters) {
+    const ParameterPlace& place = parameter.places.front();
+    given.push_back({place.name, place.tensor, place.holder, place.key});
+  }
   std::vector<at::Tensor> shards;
   const auto number =
       static_cast<std::uint32_t>(group::next_number(group, "FullyShardedDataParallel's unit"));
@@ -160,7 +162,7 @@ ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, Proce
                       "' belongs to another FullyShardedDataParallel already; wrap only the root");
     }
   }
-  make_units(*module, group, options, kName, choose_units(*module, options));
+  make_units(*module, group, options, kName, choose_units(module, options));
   auto units = units_in(*module);
   if (units.empty())
     throw Error(Blame::Caller, std::string(kName) + ": the module has no parameters");
@@ -201,7 +203,7 @@ void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module, const Proce
                 "fully_shard makes one unit of the module; FullyShardOptions::units belongs to the "
                 "FullyShardedDataParallel of the root");
   }
-  const ChosenUnit chosen = whole_unit(*module, module->name());
+  const ChosenUnit chosen = whole_unit(module, module->name());
   if (chosen.parameters.empty()) {
     throw Error(Blame::Caller,
                 "fully_shard: the module has no parameters that are not sharded already");
@@ -219,8 +221,8 @@ struct FullParameters::State {
     torch::nn::Module* module;
     std::string key;
     at::Tensor shard, whole;
-    const shard::UnitParameter* parameter;
     std::shared_ptr<shard::Unit> unit;
+    std::size_t place;
   };
   std::vector<Swapped> swapped;
   std::vector<std::shared_ptr<shard::Unit>> units;
@@ -230,12 +232,8 @@ struct FullParameters::State {
     const c10::AutoGradMode no_grad(false);
     std::unordered_set<const void*> written;
     for (const Swapped& item : swapped) {
-      const ProcessGroup& group = item.unit->group();
-      const shard::Rows rows = item.parameter->rows(group.rank(), group.size());
-      if (writable && written.insert(item.shard.unsafeGetTensorImpl()).second) {
-        item.shard.copy_(item.parameter->is_scalar ? item.whole
-                                                   : item.whole.narrow(0, rows.first, rows.count));
-      }
+      if (writable && written.insert(item.shard.unsafeGetTensorImpl()).second)
+        item.shard.copy_(item.unit->rows_of_whole(item.place, item.whole));
       item.shard.set_requires_grad(item.whole.requires_grad());
       shard::parameter_entry(*item.module, item.key) = item.shard;
     }
@@ -249,7 +247,7 @@ FullParameters::FullParameters(torch::nn::Module& model, bool writable)
   state_->writable = writable;
   auto units = shard::units_in(model);
   for (const auto& unit : units) {
-    unit->check_shards();
+    if (!unit->is_held()) unit->check_shards();
     unit->start_hold();
   }
   try {
@@ -266,11 +264,10 @@ FullParameters::FullParameters(torch::nn::Module& model, bool writable)
   for (const shard::ParameterPlace& place : shard::places_in(model)) {
     const auto [unit, index] = shard::owner_of(place.tensor);
     if (!unit) continue;
-    const shard::UnitParameter& parameter = unit->parameters()[index];
     at::Tensor& full = whole[unit.get()][index];
     full.set_requires_grad(place.tensor.requires_grad());
     state_->swapped.push_back(
-        {place.holder, place.module, place.key, place.tensor, full, &parameter, unit});
+        {place.holder, place.module, place.key, place.tensor, full, unit, index});
     shard::parameter_entry(*place.module, place.key) = full;
   }
 }

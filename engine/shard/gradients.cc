@@ -8,9 +8,11 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -152,40 +154,29 @@ class Packing {
   // Writes gradients / ranks, zeros for undefined ones, in the order of operations of
   // DistributedDataParallel, which gives the same bits.
   at::Tensor pack(const std::vector<at::Tensor>& gradients) const {
-    const at::TensorOptions options = at::TensorOptions(bucket_.dtype).device(unit_.device());
-    const at::Tensor flat = at::empty({total_}, options);
+    const at::Tensor flat =
+        at::empty({total_}, at::TensorOptions(bucket_.dtype).device(unit_.device()));
     const double factor = 1.0 / ranks_;
-    const bool is_host = unit_.device().is_cpu();
-    std::vector<at::Tensor> to, from;
+    std::vector<at::Tensor> to, from;  // what is copied and then divided, by one kernel each
     for (int rank = 0; rank < ranks_; ++rank) {
       std::int64_t offset = begins_[static_cast<std::size_t>(rank)];
       for (const std::size_t slot : bucket_.slots) {
-        const at::Tensor place = rows_in(flat, slot, rank, offset);
+        at::Tensor place = rows_in(flat, slot, rank, offset);
         offset += place.numel();
-        const at::Tensor& gradient = gradients[slot];
-        if (!gradient.defined()) {
-          place.zero_();
-        } else if (place.numel() > 0) {
-          const Rows rows = parameter(slot).rows(rank, ranks_);
-          const at::Tensor part =
-              parameter(slot).is_scalar ? gradient : gradient.narrow(0, rows.first, rows.count);
-          if (is_host && ranks_ > 1 && part.scalar_type() == bucket_.dtype) {
-            at::Tensor out = place;
-            at::mul_out(out, part, at::native::wrapped_scalar_tensor(factor));
-          } else {
-            to.push_back(place);
-            from.push_back(part);
-          }
+        if (!gradients[slot].defined()) place.zero_();
+        if (!gradients[slot].defined() || place.numel() == 0) continue;
+        const at::Tensor part = rows_of_gradient(gradients[slot], slot, rank);
+        if (unit_.device().is_cpu() && ranks_ > 1 && part.scalar_type() == bucket_.dtype) {
+          at::mul_out(place, part, at::native::wrapped_scalar_tensor(factor));
+        } else {
+          to.push_back(place);
+          from.push_back(part);
         }
       }
-      for (const std::size_t slot : bucket_.slots)
-        flat.narrow(0, offset++, 1).fill_(gradients[slot].defined() ? 1 : 0);
     }
-    if (to.empty()) return flat;
-    at::_foreach_copy_(to, from);
-    if (ranks_ > 1) {
-      for (const at::Tensor& place : to) place.mul_(factor);
-    }
+    if (!to.empty()) at::_foreach_copy_(to, from);
+    if (!to.empty() && ranks_ > 1) at::_foreach_mul_(to, factor);
+    note_used(flat, gradients);
     return flat;
   }
 
@@ -214,6 +205,30 @@ class Packing {
   }
   std::int64_t elements(std::size_t slot, int rank) const {
     return parameter(slot).rows(rank, ranks_).count * parameter(slot).row_elements;
+  }
+  at::Tensor rows_of_gradient(const at::Tensor& gradient, std::size_t slot, int rank) const {
+    if (parameter(slot).is_scalar) return gradient;
+    const Rows rows = parameter(slot).rows(rank, ranks_);
+    return gradient.narrow(0, rows.first, rows.count);
+  }
+  // Writes for each slot, behind each rank's rows, whether this rank has a gradient.
+  void note_used(const at::Tensor& flat, const std::vector<at::Tensor>& gradients) const {
+    const auto count = static_cast<std::int64_t>(bucket_.slots.size());
+    at::Tensor used = at::ones({count}, at::TensorOptions(bucket_.dtype));
+    bool all = true;
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (gradients[bucket_.slots[static_cast<std::size_t>(i)]].defined()) continue;
+      used[i] = 0;
+      all = false;
+    }
+    for (std::size_t rank = 1; rank < begins_.size(); ++rank) {
+      at::Tensor place = flat.narrow(0, begins_[rank] - count, count);
+      if (all) {
+        place.fill_(1);
+      } else {
+        place.copy_(used);
+      }
+    }
   }
   // Autograd does not know it as a view: see parallel::view_like().
   at::Tensor rows_in(const at::Tensor& flat, std::size_t slot, int rank,

@@ -48,6 +48,14 @@ std::shared_ptr<ShardedModel> ShardedModel::make(std::vector<std::shared_ptr<Uni
   return model;
 }
 
+// The nodes lead to the shards, which own their units, which own the tensors with the nodes.
+ShardedModel::~ShardedModel() {
+  for (const auto& unit : units_) {
+    if (!unit->is_held()) unit->free();
+    detach_nodes(*unit);
+  }
+}
+
 Error ShardedModel::refused_context() {
   return {Blame::Caller,
           "a FullyShardedDataParallel takes no part in a distributed backward: its parameters are "
@@ -69,8 +77,11 @@ void ShardedModel::begin_forward(bool trains) {
 
 void ShardedModel::begin_pass(bool trains) {
   for (const auto& unit : units_) {
-    unit->check_shards();
-    if (!trains || !unit->is_held()) continue;
+    if (!unit->is_held()) {
+      unit->check_shards();
+      continue;
+    }
+    if (!trains) continue;
     throw Error(Blame::Caller,
                 "a forward with gradients began while weft::FullParameters holds the whole "
                 "parameters; destroy that first, or evaluate under torch::NoGradGuard");
@@ -80,9 +91,9 @@ void ShardedModel::begin_pass(bool trains) {
   kept_.assign(units_.size(), false);
   present_.clear();
   free_unless({});
-  GatherOrder& order = trains ? forward_ : evaluation_;
+  GatherOrder& order = trains ? orders_.forward : orders_.evaluation;
   order.begin();
-  if (trains) backward_.begin();
+  if (trains) orders_.backward.begin();
   for (std::size_t i = 0; trains && i < units_.size(); ++i) {
     versions_[i] = units_[i]->version();
     attach_nodes(*units_[i], synchronizes_);
@@ -152,7 +163,9 @@ void ShardedModel::use(const std::vector<Belongs>& used) {
 }
 
 void ShardedModel::gather_for(const std::vector<std::size_t>& used, bool is_backward) {
-  GatherOrder& order = is_backward ? backward_ : trains_ ? forward_ : evaluation_;
+  GatherOrder& order = is_backward ? orders_.backward
+                       : trains_   ? orders_.forward
+                                   : orders_.evaluation;
   note_order(order, used);
   std::vector<std::size_t> needed = order.next(prefetch_);
   needed.insert(needed.end(), used.begin(), used.end());
@@ -182,7 +195,7 @@ void ShardedModel::start_ahead(const GatherOrder& order, const std::vector<std::
 void ShardedModel::note_order(GatherOrder& order, const std::vector<std::size_t>& used) {
   bool is_as_recorded = true;
   for (const std::size_t unit : used) is_as_recorded &= order.step(unit);
-  if (is_as_recorded || std::exchange(told_order_, true)) return;
+  if (is_as_recorded || std::exchange(orders_.told, true)) return;
   log::warn("FullyShardedDataParallel: unit '" + units_[used.front()]->name() +
             "' is used in another order than in the steps before. That works if it is so on all "
             "ranks, but units that were gathered ahead in vain cost time");

@@ -30,6 +30,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
  public:
   static std::shared_ptr<ShardedModel> make(std::vector<std::shared_ptr<Unit>> units,
                                             std::size_t prefetch);
+  ~ShardedModel();
+  ShardedModel(const ShardedModel&) = delete;
+  ShardedModel& operator=(const ShardedModel&) = delete;
 
   // Around the root's forward. `trains`: gradients are enabled, so a backward may follow.
   // begin_forward() throws Caller inside of an AutogradContext and of a backward.
@@ -79,10 +82,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   int forwards_ WEFT_GUARDED_BY(mutex_) = 0;  // nested calls of the root's forward
   bool trains_ WEFT_GUARDED_BY(mutex_) = false;
   bool begins_ WEFT_GUARDED_BY(mutex_) = true;  // the next use is the first of its pass
-  GatherOrder forward_ WEFT_GUARDED_BY(mutex_);
-  GatherOrder evaluation_ WEFT_GUARDED_BY(mutex_);
-  GatherOrder backward_ WEFT_GUARDED_BY(mutex_);
-  bool told_order_ WEFT_GUARDED_BY(mutex_) = false;
+  struct Orders {
+    GatherOrder forward, evaluation, backward;
+    bool told = false;  // of a change
+  } orders_ WEFT_GUARDED_BY(mutex_);
   std::vector<std::size_t> present_ WEFT_GUARDED_BY(mutex_);  // units of the last operator
   std::vector<bool> kept_ WEFT_GUARDED_BY(mutex_);            // by unit: until its gradients come
   std::vector<std::uint64_t> versions_ WEFT_GUARDED_BY(mutex_);  // by unit: at the last forward

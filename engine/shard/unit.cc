@@ -71,8 +71,15 @@ group::SpreadRows spread_rows(const ProcessGroup& group, const UnitParameter& pa
 }  // namespace
 
 at::Tensor UnitParameter::shard() const {
-  auto impl = leaf.lock();
-  return impl ? at::Tensor(std::move(impl)) : at::Tensor();
+  const auto holder = module.lock();
+  at::Tensor found = holder ? parameter_entry(*holder, key) : at::Tensor();
+  const Owner owner = owner_of(found);
+  if (owner.unit && owner.unit->parameters()[owner.parameter].whole.is_same(whole)) return found;
+  throw Error(Blame::Caller,
+              "the shard of parameter '" + name +
+                  "' is gone: the module's parameters were replaced, moved or cast after it was "
+                  "sharded; call module->to() before sharding, and write values under "
+                  "weft::FullParameters(module, /*writable=*/true)");
 }
 
 std::vector<std::int64_t> UnitParameter::shape(std::int64_t rows) const {
@@ -114,7 +121,8 @@ at::Tensor Unit::add(const Given& given, std::size_t place) {
   shard.copy_(rows);
   shard.set_requires_grad(given.tensor.requires_grad());
   set_owner(shard, shared_from_this(), place);
-  added.leaf = decltype(added.leaf)(shard.getIntrusivePtr());
+  added.module = given.module;
+  added.key = given.key;
 
   const bool casts = options_.param_dtype && at::isFloatingType(added.dtype);
   const at::ScalarType dtype = casts ? *options_.param_dtype : added.dtype;
@@ -132,11 +140,6 @@ at::Tensor Unit::add(const Given& given, std::size_t place) {
 void Unit::check_shards() const {
   for (const UnitParameter& parameter : parameters_) {
     const at::Tensor shard = parameter.shard();
-    if (!shard.defined()) {
-      throw Error(Blame::Caller,
-                  "the shard of parameter '" + parameter.name +
-                      "' is gone: the module's parameters were replaced after it was sharded");
-    }
     const std::int64_t rows = parameter.rows(group_.rank(), group_.size()).count;
     const bool is_same = shard.scalar_type() == parameter.dtype && shard.device() == device_ &&
                          shard.sizes() == at::IntArrayRef(parameter.shape(rows)) &&
@@ -152,8 +155,7 @@ void Unit::check_shards() const {
 std::uint64_t Unit::version() const {
   std::uint64_t sum = 0;
   for (const UnitParameter& parameter : parameters_) {
-    const at::Tensor shard = parameter.shard();
-    if (shard.defined()) sum += static_cast<std::uint64_t>(shard._version());
+    sum += static_cast<std::uint64_t>(parameter.shard()._version());
   }
   return sum;
 }
@@ -234,27 +236,42 @@ void Unit::hold() {
   ++holders_;
 }
 
+at::Tensor Unit::gathered(std::size_t place, const at::Tensor& rows) const {
+  const c10::AutoGradMode no_grad(false);
+  const UnitParameter& parameter = parameters_[place];
+  at::Tensor whole =
+      at::empty_strided(parameter.sizes, parameter.strides, rows.options().requires_grad(false));
+  if (whole.numel() == 0) return whole;
+  // An element more, since a rank may have no rows and its tensor then no memory.
+  at::Tensor mine = at::empty({rows.numel() + 1}, whole.options());
+  mine.as_strided(rows.sizes(), whole.strides()).copy_(rows);
+  std::vector<group::SpreadRows> spread = {spread_rows(group_, parameter, mine, bytes_of(whole))};
+  group::all_gather_rows(group_, std::move(spread), {whole, std::move(mine)},
+                         "values of parameter '" + parameter.name + "'", {0, number_})
+      .wait();
+  return whole;
+}
+
+at::Tensor Unit::rows_of_whole(std::size_t place, const at::Tensor& whole) const {
+  const UnitParameter& parameter = parameters_[place];
+  if (parameter.is_scalar) return whole;
+  const Rows rows = parameter.rows(group_.rank(), group_.size());
+  return whole.narrow(0, rows.first, rows.count);
+}
+
 std::vector<at::Tensor> Unit::whole_values() const {
   const c10::AutoGradMode no_grad(false);
-  std::vector<at::Tensor> values, sources;
-  std::vector<group::SpreadRows> spread;
-  for (const UnitParameter& parameter : parameters_) {
+  std::vector<at::Tensor> values;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const UnitParameter& parameter = parameters_[i];
     const at::TensorOptions options = at::TensorOptions(parameter.dtype).device(device_);
-    if (parameter.whole.scalar_type() == parameter.dtype) {
+    if (parameter.whole.scalar_type() != parameter.dtype) {
+      values.push_back(gathered(i, parameter.shard().detach()));
+    } else {
       values.push_back(at::empty({0}, options)
                            .set_(parameter.whole.storage(), 0, parameter.sizes, parameter.strides));
-      continue;
     }
-    values.push_back(at::empty_strided(parameter.sizes, parameter.strides, options));
-    if (values.back().numel() == 0) continue;
-    sources.push_back(plain(parameter.shard()));
-    spread.push_back(spread_rows(group_, parameter, sources.back(), bytes_of(values.back())));
   }
-  if (spread.empty()) return values;
-  sources.insert(sources.begin(), values.begin(), values.end());
-  group::all_gather_rows(group_, std::move(spread), std::move(sources),
-                         "values of unit '" + name_ + "'", {0, number_})
-      .wait();
   return values;
 }
 

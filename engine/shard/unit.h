@@ -33,14 +33,17 @@ struct UnitParameter {
     if (is_scalar) return {0, 1};
     return rows_of(sizes.front(), rank, ranks);
   }
-  at::Tensor shard() const;  // the leaf; undefined if the program has dropped it
+  // The leaf in the module's parameters(). Throws Caller if the program has replaced it.
+  at::Tensor shard() const;
   // The shape of `rows` rows.
   std::vector<std::int64_t> shape(std::int64_t rows) const;
 
   std::string name;
   at::Tensor whole;  // a shell (libtorch_internals.h)
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> leaf{
-      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
+  // Where the shard stands. Not the shard itself, even weakly: it owns the unit, and an object of
+  // libtorch keeps what it owns until it has no weak references either.
+  std::weak_ptr<torch::nn::Module> module;
+  std::string key;
   bool is_scalar = false;
   std::vector<std::int64_t> sizes, strides;  // of the whole
   std::int64_t row_elements = 1;
@@ -53,6 +56,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   struct Given {
     std::string name;
     at::Tensor tensor;  // whole, the same values on all ranks
+    std::shared_ptr<torch::nn::Module> module;
+    std::string key;  // among the module's parameters
   };
   // Keeps this rank's rows of the parameters and turns the given tensors into shells. `number`: of
   // the unit in its group, the same on all ranks. The caller puts the shards in their places.
@@ -93,6 +98,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void hold();
   void let_go();
   bool is_held() const { return holders_ > 0; }
+  // Collective; blocks. The whole of a tensor that lies like the parameter's shard, such as its
+  // optimizer state; of a scalar rank 0's.
+  at::Tensor gathered(std::size_t place, const at::Tensor& rows) const;
+  // The reverse: this rank's rows.
+  at::Tensor rows_of_whole(std::size_t place, const at::Tensor& whole) const;
   // While it is held: the whole parameters in their own dtype, as leaves. They share memory with
   // the gathered ones unless these have another dtype, in which case the call is collective.
   std::vector<at::Tensor> whole_values() const;

@@ -182,21 +182,22 @@ std::vector<ParameterPlace> places_in(Module& root) {
   return std::move(walk.places);
 }
 
-std::vector<ChosenUnit> choose_units(Module& root, const FullyShardOptions& options) {
+std::vector<ChosenUnit> choose_units(const std::shared_ptr<Module>& root,
+                                     const FullyShardOptions& options) {
   std::vector<std::pair<const Module*, std::string>> units;
   if (options.units) {
-    add_named(root, "", options, units);
+    add_named(*root, "", options, units);
   } else {
-    add_children(root, "", units);
+    add_children(*root, "", units);
   }
   Walk walk(units);
-  walk.visit(root, nullptr, "", {0});
+  walk.visit(*root, root, "", {0});
   return checked(walk.units());
 }
 
-ChosenUnit whole_unit(Module& root, std::string name) {
+ChosenUnit whole_unit(const std::shared_ptr<Module>& root, std::string name) {
   Walk walk({});
-  walk.visit(root, nullptr, "", {0});
+  walk.visit(*root, root, "", {0});
   auto units = checked(walk.units());
   ChosenUnit unit = units.empty() ? ChosenUnit{} : std::move(units.front());
   unit.name = std::move(name);

@@ -16,7 +16,7 @@ namespace weft::shard {
 
 // An entry of a module's own parameters. A parameter that modules share has several.
 struct ParameterPlace {
-  std::shared_ptr<torch::nn::Module> holder;  // null: the root, which may not be shared
+  std::shared_ptr<torch::nn::Module> holder;  // owns the module; null for the root of places_in()
   torch::nn::Module* module = nullptr;
   std::string key, name;  // in the module, and in the root
   at::Tensor tensor;
@@ -38,8 +38,9 @@ std::vector<ParameterPlace> places_in(torch::nn::Module& root);
 // parameter belongs to the innermost unit that contains all its places. Leaves out shards. Throws
 // Caller for parameters that cannot be sharded, and for a parameter that one of its places has lost
 // to a unit which does not contain the other.
-std::vector<ChosenUnit> choose_units(torch::nn::Module& root, const FullyShardOptions& options);
+std::vector<ChosenUnit> choose_units(const std::shared_ptr<torch::nn::Module>& root,
+                                     const FullyShardOptions& options);
 // The same with all parameters in one unit, of that name.
-ChosenUnit whole_unit(torch::nn::Module& root, std::string name);
+ChosenUnit whole_unit(const std::shared_ptr<torch::nn::Module>& root, std::string name);
 
 }  // namespace weft::shard

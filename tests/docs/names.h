@@ -15,6 +15,7 @@
 #include <torch/script.h>
 #include <torch/torch.h>
 
+#include <weft/fully_shard.h>
 #include <weft/transport/byte_stream.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
@@ -39,6 +40,10 @@ extern torch::optim::SGD optimizer;
 extern torch::optim::AdamOptions options;
 extern std::vector<std::pair<at::Tensor, at::Tensor>> batches;
 extern at::Tensor loss;
+extern at::Tensor inputs, loss;
+at::Tensor loss_of(at::Tensor outputs);
+struct BlockImpl : torch::nn::Module {};
+TORCH_MODULE(Block);
 extern int epoch, epochs;
 void train(int epoch);
 void train(weft::DistributedDataParallel<torch::nn::SequentialImpl>& ddp,
