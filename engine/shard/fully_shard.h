@@ -187,12 +187,12 @@ Holder fully_shard(Holder module, ProcessGroup group, FullyShardOptions options 
 }
 
 // While it lives, the parameters of a sharded model, or of a part of it, are whole on every rank:
-// model.parameters() are whole leaves, and the members can be read anywhere. Construction is
-// collective and blocks. `writable`: at the end each rank keeps its own rows of what it has written
-// to model.parameters(), where all ranks write the same; otherwise what was written is lost. Does
-// nothing for modules that are not sharded.
+// model.parameters() are whole leaves, and the members can be read anywhere. Does nothing for
+// modules that are not sharded.
 class WEFT_API FullParameters {
  public:
+  // Collective; blocks. `writable`: at the end each rank keeps its own rows of what it has written
+  // to model.parameters(), where all ranks write the same. Otherwise what was written is lost.
   explicit FullParameters(torch::nn::Module& model, bool writable = false);
   ~FullParameters();
   FullParameters(const FullParameters&) = delete;

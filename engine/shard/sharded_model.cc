@@ -41,9 +41,14 @@ ShardedModel::ShardedModel(std::vector<std::shared_ptr<Unit>> units, std::size_t
 std::shared_ptr<ShardedModel> ShardedModel::make(std::vector<std::shared_ptr<Unit>> units,
                                                  std::size_t prefetch) {
   std::shared_ptr<ShardedModel> model(new ShardedModel(std::move(units), prefetch));
+  // What one unit frees serves the next one. Room for one block, which is rounded up.
+  std::size_t largest = 0;
+  for (const auto& unit : model->units_) largest = std::max(largest, unit->bytes());
+  const auto pool = std::make_shared<ReceivePool>(2 * largest);
   for (std::size_t i = 0; i < model->units_.size(); ++i) {
     model->units_[i]->index = i;
     model->units_[i]->model = model;
+    model->units_[i]->pool = pool;
   }
   return model;
 }

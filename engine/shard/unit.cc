@@ -90,7 +90,11 @@ std::vector<std::int64_t> UnitParameter::shape(std::int64_t rows) const {
 
 Unit::Unit(std::string name, std::uint32_t number, ProcessGroup group,
            const FullyShardOptions& options)
-    : name_(std::move(name)), number_(number), group_(std::move(group)), options_(options) {}
+    : pool(std::make_shared<ReceivePool>(/*most_idle=*/0)),
+      name_(std::move(name)),
+      number_(number),
+      group_(std::move(group)),
+      options_(options) {}
 
 std::shared_ptr<Unit> Unit::make(std::string name, std::uint32_t number,
                                  const std::vector<Given>& given, ProcessGroup group,
@@ -160,12 +164,20 @@ std::uint64_t Unit::version() const {
   return sum;
 }
 
+at::Tensor Unit::transient(std::int64_t elements, at::ScalarType dtype) const {
+  const at::TensorOptions options = at::TensorOptions(dtype).device(device_);
+  if (!device_.is_cpu() || elements == 0) return at::empty({elements}, options);
+  const std::size_t bytes = static_cast<std::size_t>(elements) * c10::elementSize(dtype);
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, pool->allocate(bytes),
+                             /*allocator=*/nullptr, /*resizable=*/false);
+  return at::empty({0}, options).set_(storage, 0, {elements}, {1});
+}
+
 void Unit::start_gather() {
   if (state_ != State::Sharded) return;
   const c10::AutoGradMode no_grad(false);
   const at::AutoDispatchBelowADInplaceOrView untracked;
-  memory_ =
-      at::empty({static_cast<std::int64_t>(bytes_)}, at::TensorOptions(at::kByte).device(device_));
+  memory_ = transient(static_cast<std::int64_t>(bytes_), at::kByte);
   std::vector<at::Tensor> tensors = {memory_};
   std::vector<group::SpreadRows> spread;
   const Slice memory = tensor::slice_of(memory_);

@@ -22,6 +22,7 @@
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/shard/fully_shard_options.h>
 #include <weft/engine/shard/rows.h>
+#include <weft/engine/tensor/receive_pool.h>
 
 namespace weft::shard {
 
@@ -74,7 +75,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::uint32_t number() const { return number_; }
 
   std::weak_ptr<ShardedModel> model;
-  std::size_t index = 0;  // in the model
+  std::size_t index = 0;              // in the model
+  std::shared_ptr<ReceivePool> pool;  // of memory on the host; the model's
+  // Memory for a gather or a reduction, not cleared. On the host it goes back to the system or the
+  // pool at once: malloc would keep it.
+  at::Tensor transient(std::int64_t elements, at::ScalarType dtype) const;
 
   // Throws Caller if a shard is not what it was: moved, cast, resized, or dropped.
   void check_shards() const;
