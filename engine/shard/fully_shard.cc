@@ -164,6 +164,12 @@ ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, Proce
   }
   make_units(*module, group, options, kName, choose_units(module, options));
   auto units = units_in(*module);
+  std::unordered_set<const void*> named;  // a shard with several places has the first one's name
+  for (const ParameterPlace& place : places_in(*module)) {
+    const auto [unit, index] = owner_of(place.tensor);
+    if (unit && named.insert(place.tensor.unsafeGetTensorImpl()).second)
+      unit->rename(index, place.name);
+  }
   if (units.empty())
     throw Error(Blame::Caller, std::string(kName) + ": the module has no parameters");
   state_->module = module;

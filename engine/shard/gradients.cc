@@ -154,7 +154,7 @@ class Packing {
   // Writes gradients / ranks, zeros for undefined ones, in the order of operations of
   // DistributedDataParallel, which gives the same bits.
   at::Tensor pack(const std::vector<at::Tensor>& gradients) const {
-    const at::Tensor flat = unit_.transient(total_, bucket_.dtype);
+    const at::Tensor flat = transient(unit_, total_, bucket_.dtype);
     const double factor = 1.0 / ranks_;
     std::vector<at::Tensor> to, from;  // what is copied and then divided, by one kernel each
     for (int rank = 0; rank < ranks_; ++rank) {

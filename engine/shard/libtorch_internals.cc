@@ -155,8 +155,11 @@ void become_shell(const at::Tensor& member, at::IntArrayRef sizes, at::IntArrayR
   c10::TensorImpl& impl = *member.unsafeGetTensorImpl();
   auto& keys = impl.*reveal(KeySet());
   keys = keys.add(kKey);
-  if (bytes == 0) return;  // there is no memory to miss
-  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(error);
+  if (bytes > 0) set_access_error(member, error);  // otherwise there is no memory to miss
+}
+
+void set_access_error(const at::Tensor& shell, const std::string& error) {
+  storage_of(shell).release_data_and_set_meta_custom_data_ptr_error_msg_(error);
 }
 
 bool is_shell(const at::Tensor& tensor) {

@@ -49,6 +49,8 @@ void install(const UseHooks& hooks);
 // `belongs`. It requires no gradient until attach(). Access to its memory throws `error`.
 void become_shell(const at::Tensor& member, at::IntArrayRef sizes, at::IntArrayRef strides,
                   at::ScalarType dtype, Belongs belongs, const std::string& error);
+// Replaces the error of a shell that has no memory at present.
+void set_access_error(const at::Tensor& shell, const std::string& error);
 // True for a tensor that has become a shell, and for its views.
 bool is_shell(const at::Tensor& tensor);
 // The belonging of a shell; null for other tensors.

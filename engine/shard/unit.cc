@@ -34,6 +34,13 @@ bool has_dense_rows(const at::Tensor& tensor) {
           tensor.stride(0) == tensor.numel() / tensor.size(0));
 }
 
+// For programs that read memory without an operator.
+std::string not_gathered(const std::string& name) {
+  return "parameter '" + name +
+         "' is not gathered: its memory exists while the forward and backward of its sharded model "
+         "use it; read it under weft::FullParameters";
+}
+
 std::string shape_text(const at::Tensor& tensor) {
   std::ostringstream text;
   text << c10::toString(tensor.scalar_type()) << " " << tensor.sizes() << " on " << tensor.device();
@@ -131,14 +138,18 @@ at::Tensor Unit::add(const Given& given, std::size_t place) {
   const bool casts = options_.param_dtype && at::isFloatingType(added.dtype);
   const at::ScalarType dtype = casts ? *options_.param_dtype : added.dtype;
   become_shell(given.tensor, added.sizes, added.strides, dtype, {weak_from_this(), place},
-               "parameter '" + given.name +
-                   "' is not gathered: its memory exists while the forward and backward of its "
-                   "sharded model use it; read it under weft::FullParameters");
+               not_gathered(given.name));
   added.whole = given.tensor;
   added.offset = bytes_;
   bytes_ += aligned(added.whole.nbytes());
   parameters_.push_back(std::move(added));
   return shard;
+}
+
+void Unit::rename(std::size_t place, const std::string& name) {
+  parameters_[place].name = name;
+  if (parameters_[place].whole.numel() > 0)
+    set_access_error(parameters_[place].whole, not_gathered(name));
 }
 
 void Unit::check_shards() const {
@@ -164,20 +175,11 @@ std::uint64_t Unit::version() const {
   return sum;
 }
 
-at::Tensor Unit::transient(std::int64_t elements, at::ScalarType dtype) const {
-  const at::TensorOptions options = at::TensorOptions(dtype).device(device_);
-  if (!device_.is_cpu() || elements == 0) return at::empty({elements}, options);
-  const std::size_t bytes = static_cast<std::size_t>(elements) * c10::elementSize(dtype);
-  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, pool->allocate(bytes),
-                             /*allocator=*/nullptr, /*resizable=*/false);
-  return at::empty({0}, options).set_(storage, 0, {elements}, {1});
-}
-
 void Unit::start_gather() {
   if (state_ != State::Sharded) return;
   const c10::AutoGradMode no_grad(false);
   const at::AutoDispatchBelowADInplaceOrView untracked;
-  memory_ = transient(static_cast<std::int64_t>(bytes_), at::kByte);
+  memory_ = transient(*this, static_cast<std::int64_t>(bytes_), at::kByte);
   std::vector<at::Tensor> tensors = {memory_};
   std::vector<group::SpreadRows> spread;
   const Slice memory = tensor::slice_of(memory_);
@@ -295,6 +297,15 @@ void Unit::note_stream() {
   if (device_.is_cpu()) return;
   const c10::Stream stream = tensor::CudaDevices::current_stream(device_);
   if (std::ranges::find(streams_, stream) == streams_.end()) streams_.push_back(stream);
+}
+
+at::Tensor transient(const Unit& unit, std::int64_t elements, at::ScalarType dtype) {
+  const at::TensorOptions options = at::TensorOptions(dtype).device(unit.device());
+  if (!unit.device().is_cpu() || elements == 0) return at::empty({elements}, options);
+  const std::size_t bytes = static_cast<std::size_t>(elements) * c10::elementSize(dtype);
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, unit.pool->allocate(bytes),
+                             /*allocator=*/nullptr, /*resizable=*/false);
+  return at::empty({0}, options).set_(storage, 0, {elements}, {1});
 }
 
 }  // namespace weft::shard

@@ -73,13 +73,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const std::vector<UnitParameter>& parameters() const { return parameters_; }
   c10::Device device() const { return device_; }
   std::uint32_t number() const { return number_; }
+  // The parameter's name in the whole model, for errors. While the unit is sharded.
+  void rename(std::size_t place, const std::string& name);
 
   std::weak_ptr<ShardedModel> model;
   std::size_t index = 0;              // in the model
   std::shared_ptr<ReceivePool> pool;  // of memory on the host; the model's
-  // Memory for a gather or a reduction, not cleared. On the host it goes back to the system or the
-  // pool at once: malloc would keep it.
-  at::Tensor transient(std::int64_t elements, at::ScalarType dtype) const;
 
   // Throws Caller if a shard is not what it was: moved, cast, resized, or dropped.
   void check_shards() const;
@@ -130,5 +129,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Work gather_;
   std::vector<c10::Stream> streams_;  // CUDA: the first one allocated memory_
 };
+
+// Memory for a gather or a reduction of the unit, not cleared. On the host it goes back to the
+// system or the pool at once: malloc would keep it.
+at::Tensor transient(const Unit& unit, std::int64_t elements, at::ScalarType dtype);
 
 }  // namespace weft::shard

@@ -80,6 +80,15 @@ TEST(LibtorchInternals, FillingIsNoChangeForAutograd) {
   EXPECT_EQ(weight._version(), version);
 }
 
+TEST(LibtorchInternals, AShardsOwnerTravelsWithItsAliasesOnly) {
+  const at::Tensor shard = torch::ones({2});
+  set_owner(shard, nullptr, 5);
+  EXPECT_EQ(owner_of(shard).parameter, 5U);
+  EXPECT_EQ(owner_of(shard.detach()).parameter, 5U);
+  EXPECT_EQ(owner_of(shard.clone()).parameter, 0U);
+  EXPECT_EQ(owner_of(torch::ones({2})).parameter, 0U);
+}
+
 TEST(LibtorchInternals, AModulesEntryIsReplaced) {
   torch::nn::Linear linear(2, 3);
   const at::Tensor other = torch::ones({1});

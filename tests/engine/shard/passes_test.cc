@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What happens during the forwards and backwards of a sharded model: when units are gathered and
 // freed, which gradients come, and what several passes do together.
+#include <chrono>
+#include <future>
+
 #include <gtest/gtest.h>
 
 #include <torch/autograd.h>
@@ -105,6 +108,63 @@ TEST(ShardedPasses, GatheredMemoryStaysWithinOneUnitAndThePrefetchedOnes) {
       const std::size_t unit = unit_of(net->parameters().front())->bytes();
       EXPECT_EQ(statistics(*net).most_bytes, unit * (1 + static_cast<std::size_t>(prefetch)));
     }
+  });
+}
+
+// Blocks that tell when forward and backward come to a place between two of them.
+struct WatchedImpl : nn::Module {
+  explicit WatchedImpl(int count) {
+    for (int i = 0; i < count; ++i)
+      parts.push_back(register_module("part" + std::to_string(i), Block()));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      x = parts[i](x);
+      if (on_forward) on_forward(i);
+      if (on_backward && x.requires_grad())
+        x.register_hook([this, i](const torch::Tensor&) { on_backward(i); });
+    }
+    return x;
+  }
+  std::vector<Block> parts;
+  std::function<void(std::size_t part)> on_forward, on_backward;
+};
+
+// One rank has come to a place for which another one waits.
+struct Signal {
+  std::promise<void> promise;
+  void wait() {
+    const auto status = promise.get_future().wait_for(std::chrono::seconds(20));
+    EXPECT_EQ(status, std::future_status::ready) << "the other rank did not come so far";
+  }
+};
+
+// Rank 1 stands between the parts 0 and 1 until rank 0 has computed with part 1.
+TEST(ShardedPasses, AUnitIsGatheredBehindTheForwardOfTheOneBefore) {
+  Signal signal;
+  run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
+    auto model = std::make_shared<WatchedImpl>(2);
+    FullyShardedDataParallel sharded(model, group);
+    sharded(torch::ones({4, 8})).sum().backward();
+    model->on_forward = [&](std::size_t part) {
+      if (group.rank() == 0 && part == 1) signal.promise.set_value();
+      if (group.rank() == 1 && part == 0) signal.wait();
+    };
+    sharded(torch::ones({4, 8})).sum().backward();
+  });
+}
+
+// Rank 1 stands before the backward of part 1 until rank 0 has come to that of part 0.
+TEST(ShardedPasses, GradientsAreReducedBehindTheNextBackward) {
+  Signal signal;
+  run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
+    auto model = std::make_shared<WatchedImpl>(2);
+    FullyShardedDataParallel sharded(model, group, {.reshard_after_forward = false});
+    model->on_backward = [&](std::size_t part) {
+      if (group.rank() == 0 && part == 0) signal.promise.set_value();
+      if (group.rank() == 1 && part == 1) signal.wait();
+    };
+    sharded(torch::ones({4, 8})).sum().backward();
   });
 }
 
@@ -379,6 +439,7 @@ TEST(ShardedPasses, UnitsMadeByFullyShardJoinTheRoot) {
       net->push_back(i < 2 ? same : block);
     }
     FullyShardedDataParallel sharded(net, group);
+    EXPECT_EQ(unit_of(net->parameters()[4])->parameters()[0].name, "1.up.weight");
     sharded(torch::ones({4, 8})).sum().backward();
     EXPECT_EQ(statistics(*net).gathers, 5U);
     EXPECT_TRUE(are_equal(whole(*net), copies(reference->parameters())));
