@@ -96,8 +96,7 @@ void load_on_all(const std::string& file, ProcessGroup& group, const std::vector
           if (reads) reader->read(bytes.mutable_data_ptr());
         }));
   broadcast_bytes(group, bytes);
-  std::vector<std::shared_ptr<void>> whole;
-  for (const Part& part : parts) whole.push_back(hold_whole(part, /*writable=*/true));
+  const auto whole = hold_all_whole(parts, /*writable=*/true, group);
   std::vector<Commit> commits;
   auto failure = error_of([&] {
     torch::serialize::InputArchive archive;

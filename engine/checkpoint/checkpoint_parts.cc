@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <set>
 #include <string_view>
 
@@ -349,6 +350,19 @@ std::shared_ptr<void> hold_whole(const Part& part, bool writable) {
   const auto* const optimizer = std::get_if<Optimizer*>(&content);
   if (optimizer == nullptr || sharded_optimizer_of(part) != nullptr) return nullptr;
   return std::make_shared<shard::WholeOptimizer>(**optimizer, writable);
+}
+
+std::vector<std::shared_ptr<void>> hold_all_whole(const std::vector<Part>& parts, bool writable,
+                                                  ProcessGroup& group) {
+  std::vector<std::shared_ptr<void>> whole;
+  std::optional<Error> failure;
+  for (const Part& part : parts) {
+    // Collective: an earlier failure here must not keep this rank from calling it.
+    const auto error = error_of([&] { whole.push_back(hold_whole(part, writable)); });
+    if (error && !failure) failure = error;
+  }
+  group::agree(group, failure);
+  return whole;
 }
 
 void save_parts(OutputArchive& archive, const std::vector<Part>& parts) {

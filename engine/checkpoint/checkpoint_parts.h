@@ -10,6 +10,7 @@
 
 #include <weft/base/error.h>
 #include <weft/engine/checkpoint/checkpoint.h>
+#include <weft/engine/group/process_group.h>
 
 namespace torch::serialize {
 class InputArchive;
@@ -33,6 +34,9 @@ parallel::ShardedOptimizer* sharded_optimizer_of(const Part& part);
 // all ranks. `writable`: at the end each rank keeps its rows of what was written. Null for other
 // parts.
 std::shared_ptr<void> hold_whole(const Part& part, bool writable);
+// The same for all parts, which all ranks name alike. Throws on all ranks if one fails.
+std::vector<std::shared_ptr<void>> hold_all_whole(const std::vector<Part>& parts, bool writable,
+                                                  ProcessGroup& group);
 
 void save_parts(torch::serialize::OutputArchive& archive, const std::vector<Part>& parts);
 

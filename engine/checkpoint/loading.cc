@@ -189,6 +189,7 @@ void load_folder(const std::string& path, ProcessGroup& group, const std::vector
   std::optional<Load> load;
   std::vector<Commit> commits;
   const std::string here = " on rank " + std::to_string(group.rank()) + ", and nothing was loaded";
+  const auto whole = hold_all_whole(parts, /*writable=*/true, group);
   std::optional<Error> failure;
   const auto attempt = [&](const char* what, const std::function<void()>& call) {
     if (failure) return;

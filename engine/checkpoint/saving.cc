@@ -347,6 +347,11 @@ struct SavingAccess {
                                                     std::to_string(options.keep) +
                                                     "; keep at least 1 checkpoint");
                    names = check_names(parts);
+                 }));
+    compare_names(group, names, {});
+    // Until the values have been copied.
+    const auto whole = hold_all_whole(parts, /*writable=*/false, group);
+    group::agree(group, error_of([&] {
                    values = values_of_parts(parts, group);
                    share = share_of(values, group.rank(), group.size());
                  }));

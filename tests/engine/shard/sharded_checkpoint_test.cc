@@ -36,12 +36,22 @@ struct Plain {
   torch::Tensor operator()(const torch::Tensor& x) { return net->forward(x); }
 };
 
-std::string file_in(const harness::Folder& folder) {
-  return (std::filesystem::path(folder.path()) / "run.pt").string();
-}
+// Each test saves and loads a file, and a folder of all ranks.
+class ShardedCheckpoints : public ::testing::TestWithParam<const char*> {
+ protected:
+  std::string path() const { return (std::filesystem::path(folder_.path()) / GetParam()).string(); }
+  void save(ProcessGroup& group, const std::vector<checkpoint::Part>& parts) const {
+    if (std::string(GetParam()) == "file") return checkpoint::save(path(), group, parts);
+    checkpoint::save_async(path(), group, parts).wait();
+  }
 
-TEST(ShardedCheckpoints, AWholeModelLoadsWhatShardsHaveSaved) {
-  const harness::Folder folder;
+ private:
+  const harness::Folder folder_;
+};
+INSTANTIATE_TEST_SUITE_P(, ShardedCheckpoints, ::testing::Values("file", "folder"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(ShardedCheckpoints, AWholeModelLoadsWhatShardsHaveSaved) {
   std::vector<torch::Tensor> expected;
   run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
     auto net = uneven();
@@ -49,7 +59,7 @@ TEST(ShardedCheckpoints, AWholeModelLoadsWhatShardsHaveSaved) {
     FullyShardedDataParallel sharded(net, group);
     torch::optim::AdamW optimizer(net->parameters());
     train(sharded, optimizer, 3);
-    checkpoint::save(file_in(folder), group, {{"model", net}, {"optimizer", optimizer}});
+    save(group, {{"model", net}, {"optimizer", optimizer}});
     train(sharded, optimizer, 3);
     const auto all = whole(*net);
     if (group.rank() == 0) expected = all;
@@ -57,15 +67,14 @@ TEST(ShardedCheckpoints, AWholeModelLoadsWhatShardsHaveSaved) {
   run_ranks(As::Threads, 1, [&](ProcessGroup& group) {
     auto net = uneven();
     torch::optim::AdamW optimizer(net->parameters());
-    checkpoint::load(file_in(folder), group, {{"model", net}, {"optimizer", optimizer}});
+    checkpoint::load(path(), group, {{"model", net}, {"optimizer", optimizer}});
     Plain plain{net};
     train(plain, optimizer, 3);
     EXPECT_TRUE(are_equal(copies(net->parameters()), expected));
   });
 }
 
-TEST(ShardedCheckpoints, ShardsOnAnyNumberOfRanksLoadAWholeModel) {
-  const harness::Folder folder;
+TEST_P(ShardedCheckpoints, ShardsOnAnyNumberOfRanksLoadAWholeModel) {
   std::vector<torch::Tensor> expected;
   run_ranks(As::Threads, 1, [&](ProcessGroup& group) {
     auto net = uneven();
@@ -73,7 +82,7 @@ TEST(ShardedCheckpoints, ShardsOnAnyNumberOfRanksLoadAWholeModel) {
     torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     Plain plain{net};
     train(plain, optimizer, 3);
-    checkpoint::save(file_in(folder), group, {{"model", net}, {"optimizer", optimizer}});
+    save(group, {{"model", net}, {"optimizer", optimizer}});
     train(plain, optimizer, 3);
     expected = copies(net->parameters());
   });
@@ -82,7 +91,7 @@ TEST(ShardedCheckpoints, ShardsOnAnyNumberOfRanksLoadAWholeModel) {
       auto net = uneven();
       FullyShardedDataParallel sharded(net, group);
       torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-      checkpoint::load(file_in(folder), group, {{"model", net}, {"optimizer", optimizer}});
+      checkpoint::load(path(), group, {{"model", net}, {"optimizer", optimizer}});
       EXPECT_EQ(optimizer.state().size(), 4U);
       train(sharded, optimizer, 3);
       const auto mine = whole(*net);
@@ -92,8 +101,7 @@ TEST(ShardedCheckpoints, ShardsOnAnyNumberOfRanksLoadAWholeModel) {
   }
 }
 
-TEST(ShardedCheckpoints, TrainingGoesOnAfterASave) {
-  const harness::Folder folder;
+TEST_P(ShardedCheckpoints, TrainingGoesOnAfterASave) {
   run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
     std::vector<std::vector<torch::Tensor>> results;
     for (const bool saves : {false, true}) {
@@ -102,8 +110,7 @@ TEST(ShardedCheckpoints, TrainingGoesOnAfterASave) {
       FullyShardedDataParallel sharded(net, group);
       torch::optim::AdamW optimizer(net->parameters());
       train(sharded, optimizer, 2);
-      if (saves)
-        checkpoint::save(file_in(folder), group, {{"model", net}, {"optimizer", optimizer}});
+      if (saves) save(group, {{"model", net}, {"optimizer", optimizer}});
       train(sharded, optimizer, 2);
       results.push_back(whole(*net));
     }
@@ -111,16 +118,15 @@ TEST(ShardedCheckpoints, TrainingGoesOnAfterASave) {
   });
 }
 
-TEST(ShardedCheckpoints, AFileThatDoesNotFitChangesNothing) {
-  const harness::Folder folder;
+TEST_P(ShardedCheckpoints, AFileThatDoesNotFitChangesNothing) {
   run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
     auto other = blocks(1);
-    checkpoint::save(file_in(folder), group, {{"model", other}});
+    save(group, {{"model", other}});
     auto net = uneven();
     fill_values(*net);
     const auto before = copies(net->parameters());
     FullyShardedDataParallel sharded(net, group);
-    EXPECT_THROW(checkpoint::load(file_in(folder), group, {{"model", net}}), Error);
+    EXPECT_THROW(checkpoint::load(path(), group, {{"model", net}}), Error);
     EXPECT_TRUE(are_equal(whole(*net), before));
   });
 }
