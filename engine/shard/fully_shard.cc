@@ -11,6 +11,7 @@
 #include <weft/base/error.h>
 #include <weft/engine/ddp/model_state.h>
 #include <weft/engine/group/access.h>
+#include <weft/engine/group/shard_groups.h>
 #include <weft/engine/shard/fully_shard.h>
 #include <weft/engine/shard/libtorch_internals.h>
 #include <weft/engine/shard/sharded_model.h>
@@ -91,11 +92,19 @@ std::shared_ptr<Unit> make_unit(const ChosenUnit& chosen, const ProcessGroup& gr
   return unit;
 }
 
+// The group that has the other rows of the shard; empty for a scalar, which every rank keeps.
+ProcessGroup group_of_shard(const at::Tensor& parameter) {
+  const Owner owner = owner_of(parameter);
+  if (!owner.unit || owner.unit->parameters()[owner.parameter].is_scalar) return {};
+  return owner.unit->group();
+}
+
 // Checks the choice on all ranks, copies rank 0's values, and shards the units one after another.
 std::vector<std::shared_ptr<Unit>> make_units(torch::nn::Module& module, ProcessGroup group,
                                               const FullyShardOptions& options, const char* name,
                                               const std::vector<ChosenUnit>& chosen) {
   install({&ShardedModel::before_operator, &ShardedModel::after_change});
+  group::set_shard_groups(&group_of_shard);
   std::vector<std::shared_ptr<Unit>> units;
   parallel::on_all_ranks(group, name, "it", [&] {
     parallel::check_same_model(group, named_values(module), agreed(options, chosen));

@@ -8,8 +8,8 @@
 //   scaler.scale(loss).backward();
 //   scaler.unscale_(optimizer);                 // only if gradients are clipped
 //   weft::clip_grad_norm_(*model, 1.0);
-//   scaler.step(optimizer);                     // optimizer.step(), unless a gradient is inf or
-//   NaN scaler.update();
+//   scaler.step(optimizer);                     // leaves the step out if a gradient is inf or NaN
+//   scaler.update();
 //
 // All ranks leave out the same steps. Gradients that DistributedDataParallel has averaged are the
 // same on all ranks, so each rank decides by itself. Where ranks have different gradients, they
