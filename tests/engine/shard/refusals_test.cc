@@ -174,12 +174,13 @@ TEST(ShardedRefusals, AModelThatIsShardedTwice) {
 }
 
 TEST(ShardedRefusals, AUnitOfAnotherGroup) {
-  expect_refusal(
-      [](ProcessGroup& group) {
-        nn::Sequential net(fully_shard(Block(), group.new_group({0, 1})));
-        FullyShardedDataParallel sharded(net, group);
-      },
-      "over another group");
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    const ProcessGroup other = group.new_group({0, 1});
+    nn::Sequential net(fully_shard(Block(), other));
+    const Error error = error_of([&] { FullyShardedDataParallel sharded(net, group); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("over another group"));
+  });
 }
 
 TEST(ShardedRefusals, AWeightThatAUnitSharesWithTheOutside) {
