@@ -13,6 +13,7 @@
 #include <weft/codec.h>
 #include <weft/debug.h>
 #include <weft/error.h>
+#include <weft/fully_shard.h>
 #include <weft/functional.h>
 #include <weft/future.h>
 #include <weft/group.h>
