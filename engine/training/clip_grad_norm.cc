@@ -5,14 +5,14 @@
 #include <unordered_set>
 #include <vector>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/nan_to_num.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
@@ -52,7 +52,7 @@ std::vector<at::Tensor>& gradients_over(std::vector<Part>& parts, const ProcessG
 std::vector<Part> parts_of(const torch::nn::Module& model) {
   std::vector<Part> parts;
   std::unordered_set<const void*> seen;  // counts a weight that two modules share once
-  for (at::Tensor parameter : model.parameters()) {
+  for (const at::Tensor& parameter : model.parameters()) {
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     std::vector<at::Tensor>& gradients = gradients_over(parts, group::shard_group_of(parameter));
     at::Tensor gradient = parameter.grad();

@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/full.h>
@@ -67,7 +68,7 @@ using Gradients =
 Gradients gradients_of(const Optimizer& optimizer) {
   Gradients lists;
   for (const auto& parameters : optimizer.param_groups()) {
-    for (at::Tensor parameter : parameters.params()) {
+    for (const at::Tensor& parameter : parameters.params()) {
       at::Tensor gradient = parameter.grad();
       if (!gradient.defined()) continue;
       if (gradient.scalar_type() == at::kHalf) {

@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 // Holds parameters of these values, whose gradients are the same values.
@@ -36,7 +36,7 @@ std::shared_ptr<Values> model_of(const std::vector<torch::Tensor>& values) {
 }
 
 TEST(ClipGradNorm, EqualsLibtorchs) {
-  for (const double norm_type : {1.0, 2.0, 3.0, kInf}) {
+  for (const double norm_type : {1.0, 2.0, 3.0, kInfinity}) {
     for (const double max_norm : {0.5, 1e6}) {
       Mlp net, same;
       fill(net);
@@ -89,11 +89,11 @@ TEST(ClipGradNorm, IsZeroWithoutGradients) {
 }
 
 TEST(ClipGradNorm, InfAndNanAreNoErrors) {
-  const auto infinite = model_of({torch::tensor({1.0, kInf})});
-  EXPECT_EQ(clip_grad_norm_(*infinite, 1).item<double>(), kInf);
+  const auto infinite = model_of({torch::tensor({1.0, kInfinity})});
+  EXPECT_EQ(clip_grad_norm_(*infinite, 1).item<double>(), kInfinity);
   EXPECT_EQ(infinite->parameters()[0].grad()[0].item<double>(), 0);
   EXPECT_TRUE(std::isnan(infinite->parameters()[0].grad()[1].item<double>()));
-  for (const double norm_type : {2.0, kInf}) {
+  for (const double norm_type : {2.0, kInfinity}) {
     const auto undefined = model_of({torch::tensor({1.0, kNan})});
     EXPECT_TRUE(std::isnan(clip_grad_norm_(*undefined, 1, norm_type).item<double>()));
   }
@@ -112,7 +112,7 @@ TEST(ClipGradNorm, WrongNumbersAreSentences) {
 }
 
 TEST(ClipGradNorm, BehindDdpEqualsOneProcess) {
-  for (const double norm_type : {2.0, kInf}) {
+  for (const double norm_type : {2.0, kInfinity}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       Mlp net, plain;
       fill(net);
@@ -136,7 +136,7 @@ TEST(ClipGradNorm, BehindDdpEqualsOneProcess) {
 // Each rank has a part of what `whole` has on one rank.
 void expect_as_whole(
     const std::function<torch::Tensor(ProcessGroup, const torch::nn::Module&, double)>& clip) {
-  for (const double norm_type : {1.0, 2.0, kInf}) {
+  for (const double norm_type : {1.0, 2.0, kInfinity}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       const auto values = random({6, 3}, 7), more = random({4}, 8);
       const auto whole = model_of({values, more});
@@ -166,7 +166,7 @@ TEST(ClipGradNorm, AddsUpRanksWithOtherParameters) {
 }
 
 TEST(ClipGradNorm, NanOfOneRankIsThatOfAll) {
-  for (const double norm_type : {2.0, kInf}) {
+  for (const double norm_type : {2.0, kInfinity}) {
     harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       const auto net = model_of({torch::full({2}, group.rank() == 0 ? kNan : 1.0)});
       EXPECT_TRUE(std::isnan(clip_grad_norm_(*net, 1, norm_type, group).item<double>()));
@@ -176,7 +176,7 @@ TEST(ClipGradNorm, NanOfOneRankIsThatOfAll) {
 
 // The last shard of a small parameter has no rows, and a rank may have used no parameter.
 TEST(ClipGradNorm, RanksWithoutGradientsTakePart) {
-  for (const double norm_type : {2.0, kInf}) {
+  for (const double norm_type : {2.0, kInfinity}) {
     for (const bool is_empty : {true, false}) {
       harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
         const AllAreShards shards(group);
