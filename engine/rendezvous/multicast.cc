@@ -212,7 +212,7 @@ class Discovery {
 
 }  // namespace
 
-Meeting meet_by_multicast(
+MulticastMeeting meet_by_multicast(
     const std::string& address, int port, const std::string& group, std::optional<int> rank,
     int world_size, Deadline deadline,
     const std::function<void(const std::function<std::string()>& who_came)>& look) {

@@ -18,7 +18,7 @@
 
 namespace weft::group {
 
-struct Meeting {
+struct MulticastMeeting {
   int rank = 0;
   bool hosts = false;
   std::string host;  // where the store listens
@@ -33,7 +33,7 @@ struct Meeting {
 // Blocks. `rank` is the rank that this process was given, if any. Throws Caller, on each process
 // concerned, if a rank is given twice, world sizes differ or too many processes come; Timeout, with
 // the processes that came. Calls `look` from time to time.
-Meeting meet_by_multicast(
+MulticastMeeting meet_by_multicast(
     const std::string& address, int port, const std::string& group, std::optional<int> rank,
     int world_size, Deadline deadline,
     const std::function<void(const std::function<std::string()>& who_came)>& look);

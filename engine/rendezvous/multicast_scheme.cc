@@ -17,7 +17,7 @@ Rendezvous join_multicast(const Url& url, const Wanted& wanted, const std::strin
       return "the others at " + at(url.host, *url.port) + "; so far there are " + who_came();
     });
   };
-  Meeting meeting = meet_by_multicast(url.host, *url.port, group_name, wanted.rank,
+  MulticastMeeting meeting = meet_by_multicast(url.host, *url.port, group_name, wanted.rank,
                                       result.world_size, deadline, look);
   result.rank = meeting.rank;
   result.local_address = meeting.local_address;

@@ -5,6 +5,7 @@
   base < profiling/trace < cuda < kernels < transport < engine < examples, tests, profiling/bench
   inside engine: tensor < future < codec < store < membership < rendezvous < instruments < group < call < rref <
   autograd < rpc < mesh < ddp < shard < zero < training < checkpoint < optim < launch
+  no two files define a class of one qualified name
   a transport backend never includes another backend (cuda_ipc, mesh, staged and stream in transport/ are no backends: they use connections)
   only engine/, transport/gloo/, examples/, tests/ and profiling/bench/ include libtorch
   Weft's own headers are written #include <weft/…>
@@ -80,6 +81,40 @@ def violations_of(root, file):
             yield f"{where}: includes the backend {their_backend}; go through transport/registry.h"
 
 
+SCOPE = re.compile(
+    r"\bnamespace\s*(?P<namespace>[\w:]*)\s*\{|\b(?:class|struct)\s+(?:WEFT_\w+(?:\([^)]*\))?\s+)*(?P<type>\w+)(?:\s+final)?\s*(?::\s[^{;()]*)?\{|[{}]"
+)
+
+
+def types_of(file):
+    """The qualified names of the classes that the file defines in named namespaces."""
+    depth, namespaces = 0, []  # of each open namespace, the depth inside of it and its name
+    for match in SCOPE.finditer(re.sub(r"//[^\n]*", "", file.read_text(errors="replace"))):
+        if match[0] == "}":
+            depth -= 1
+            while namespaces and namespaces[-1][0] > depth:
+                namespaces.pop()
+            continue
+        depth += 1
+        names = [name for _, name in namespaces]
+        if match["type"] and depth == len(names) + 1 and "" not in names:
+            yield "::".join([*names, match["type"]])
+        if match["namespace"] is not None:
+            namespaces.append((depth, match["namespace"]))
+
+
+def repeated_types_of(root, files):
+    """Two classes of one name link without an error, and the program runs the functions of either."""
+    found = {}
+    for file in files:
+        path = file.relative_to(root).as_posix()
+        if layer_of(path) == PUBLIC:
+            continue
+        for name in types_of(file):
+            if found.setdefault(name, path) != path:
+                yield f"{path}: {name} is defined in {found[name]} too; give one of them another name"
+
+
 def main(root):
     files = [
         file
@@ -90,6 +125,7 @@ def main(root):
     if not files:
         sys.exit(f"layering: no sources under {root}")
     violations = [violation for file in files for violation in violations_of(root, file)]
+    violations += repeated_types_of(root, files)
     for violation in violations:
         print(violation)
     sys.exit(1 if violations else 0)

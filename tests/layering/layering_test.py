@@ -13,6 +13,8 @@ CLEAN = {
     "cuda/stream.h": "#include <weft/base/error.h>\n",
     "transport/tcp/socket.h": "#include <weft/base/error.h>\n",
     "engine/group/group.h": "#include <weft/transport/communicator.h>\n#include <ATen/core/Tensor.h>\n",
+    "engine/group/meeting.h": "namespace weft::group {\nclass Meeting;\nstruct Part {\n  struct Meeting {};\n};\n}\n",
+    "engine/group/waits.cc": "namespace weft::group {\nnamespace {\nclass Part {};\n}\n}\n",
     "tests/a_test.cc": "#include <weft/weft.h>\n#include <weft/transport/tcp/socket.h>\n",
 }
 VIOLATIONS = {
@@ -23,6 +25,7 @@ VIOLATIONS = {
     "engine/rpc/agent.h": "#include <weft/group.h>\n",
     "engine/group/group.cc": "#include <weft/engine/rpc/agent.h>\n",
     "cuda/event.h": '#include "base/error.h"\n',
+    "engine/group/shares.h": "namespace weft {\nnamespace group {\nclass WEFT_API Part final : public Base {\n};\n}\n}\n",
 }
 
 

@@ -256,7 +256,7 @@ TEST(Mismatch, DifferentlyCutSizesAreNamed) {
     return sum(c, large, large.size());
   };
   expect_mismatch([](auto& c, auto& data) { return sum(c, data, 1); }, many,
-                  {"of 4 bytes", "of 4194304 bytes"});
+                  {"of 1 element of", "of 1048576 elements of"});
 }
 
 TEST(Mismatch, DifferentDtypesAreNamed) {
