@@ -391,8 +391,9 @@ class WEFT_API [[nodiscard]] Saving {
 // Every rank names the same parts. Parameters of modules and the state of optimizers must be equal
 // on all ranks, as DistributedDataParallel keeps them: each rank writes its share of them. Of a
 // ZeroRedundancyOptimizer each rank writes the state that it has. Everything else is rank 0's,
-// except parts that are per_rank(). On a GPU the copies go to pinned memory, in the order of the
-// current streams, and the host does not wait for them.
+// except parts that are per_rank(). The copies are in host memory until they are written. From a
+// GPU they go to pinned memory, in the order of the current streams, and the host does not wait for
+// them.
 WEFT_API Saving save_async(std::string folder, ProcessGroup group, std::vector<Part> parts,
                            SaveOptions options = {});
 
