@@ -66,8 +66,9 @@ dcp.save(expected, storage_writer=dcp.HuggingFaceStorageWriter(whole), no_dist=T
 
 # Slices as that writer's ranks write them, one tensor along its second dimension.
 for rank in range(2):
+    columns = expected["model.first.weight"][:, 3 * rank : 3 * rank + 3]
     own = {
-        "model.first.weight": expected["model.first.weight"][:, 3 * rank : 3 * rank + 3].contiguous(),
+        "model.first.weight": columns.contiguous(),
         "large": expected["large"][200 * rank : 200 * rank + 200],
     }
     offsets = {
