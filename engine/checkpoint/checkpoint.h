@@ -289,6 +289,7 @@ class Part {
           "load(InputArchive&); #include the header that defines its class");
     }
   }
+  // A value of each rank's own: see per_rank().
   template <class T>
   Part(std::string name, detail::PerRank<T> own)
       : Part(std::move(name), std::forward<T>(own.value)) {
@@ -337,6 +338,7 @@ template <class T>
 requires(!std::same_as<std::remove_cvref_t<T>, Part>) detail::PerRank<T> per_rank(T&& value) {
   return {std::forward<T>(value)};
 }
+// The same for a part that has its name already.
 inline Part per_rank(Part part) {
   part.is_per_rank_ = true;
   return part;
@@ -362,6 +364,7 @@ class WEFT_API [[nodiscard]] Saving {
  public:
   // Nothing is being written.
   Saving();
+  // The other object then waits for nothing.
   Saving(Saving&&) noexcept;
   // Waits for the previous one, as the destructor does.
   Saving& operator=(Saving&&) noexcept;

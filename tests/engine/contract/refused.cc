@@ -184,7 +184,7 @@ void options() {
 void parts(DistributedDataParallel<torch::nn::Module>& ddp, torch::optim::LBFGS optimizer) {
   checkpoint::Part("model", ddp);  // refused: (of a DistributedDataParallel: its module())
   checkpoint::Part("number",
-                   1.0L);  // refused: a bool, an integer, a float, a double or a std::string
+                   1.0L);  // refused: a bool, an integer, a float, a double, a std::string
   checkpoint::Part("module",
                    torch::nn::Module());  // refused: this module would be gone before it is saved
   checkpoint::Part(
