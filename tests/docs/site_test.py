@@ -108,7 +108,7 @@ class Links(Site):
         for path, name in site_map.pages().items():
             self.assertIn(f"{name}.html", links, path)
         for topic in site_map.topics():
-            self.assertIn(f"group__topic__{topic.name}.html", links)
+            self.assertIn(f"group__topic__{topic.name.replace('_', '__')}.html", links)
 
     def test_only_public_names_are_shown(self):
         shown = " ".join(self.pages)
