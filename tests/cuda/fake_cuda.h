@@ -3,6 +3,7 @@
 // at unexpected errors.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -11,8 +12,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <weft/base/deadline.h>
 #include <weft/base/log.h>
 #include <weft/cuda/device.h>
+#include <weft/cuda/poll.h>
 #include <weft/cuda/retire.h>
 #include <weft/cuda/stream.h>
 #include <weft/tests/harness/fake_driver.h>
@@ -35,6 +38,14 @@ class FakeCuda : public testing::Test {
  protected:
   explicit FakeCuda(harness::FakeDriver::Options options = {})
       : fake(options), device(Device::open(fake.driver(), 0)) {}
+  // A thread that the test has left behind, such as a call of NCCL that was held, may keep the
+  // device open a moment longer. The next test would then open it with the end of this driver.
+  ~FakeCuda() override {
+    const std::weak_ptr<Device> open = device;
+    device.reset();
+    EXPECT_TRUE(poll_until([&] { return open.expired(); }, Deadline::in(std::chrono::seconds(10))))
+        << "something still holds the device";
+  }
 
   void TearDown() override {
     for (const std::string& text : take_logged()) ADD_FAILURE() << "unexpected: " << text;
