@@ -40,10 +40,6 @@ extern torch::optim::SGD optimizer;
 extern torch::optim::AdamOptions options;
 extern std::vector<std::pair<at::Tensor, at::Tensor>> batches;
 extern at::Tensor loss;
-extern at::Tensor inputs, loss;
-at::Tensor loss_of(at::Tensor outputs);
-struct BlockImpl : torch::nn::Module {};
-TORCH_MODULE(Block);
 extern int epoch, epochs;
 void train(int epoch);
 void train(weft::DistributedDataParallel<torch::nn::SequentialImpl>& ddp,
@@ -52,8 +48,12 @@ void train(weft::DistributedDataParallel<torch::nn::SequentialImpl>& ddp,
 }  // namespace docs::data_parallel
 
 namespace docs::large_models {
+extern torch::nn::Sequential model;
 extern weft::ProcessGroup& group;
-extern at::Tensor tensor;
+extern at::Tensor inputs, tensor;
+at::Tensor loss_of(at::Tensor outputs);
+struct BlockImpl : torch::nn::Module {};
+TORCH_MODULE(Block);
 }  // namespace docs::large_models
 
 namespace docs::rpc {
