@@ -13,7 +13,8 @@ Failure::Failure(const CoreOptions& options, const Ledger& ledger,
     : options_(options), ledger_(ledger), owner_(owner) {}
 
 Failure::~Failure() {
-  if (unseen_) log::warn("nobody waited for an operation that failed (call wait() on every Work): " +
+  if (unseen_)
+    log::warn("nobody waited for an operation that failed (call wait() on every Work): " +
               unseen_->text());
 }
 

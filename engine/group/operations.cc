@@ -320,9 +320,8 @@ Work Operations::limited(Work work, std::chrono::milliseconds limit) {
         const bool is_over =
             std::all_of(ops->begin(), ops->end(), [](const Op& op) { return op.done().query(); });
         if (!core || is_over) return;
-        const std::string text =
-            ": not all ranks took part within " + describe(limit) +
-            ", the limit of with_timeout(), and the group is broken";
+        const std::string text = ": not all ranks took part within " + describe(limit) +
+                                 ", the limit of with_timeout(), and the group is broken";
         failure_.fail(failure_.with_hint(Error(Blame::Timeout, wait.what() + text)));
       });
   const auto left = std::make_shared<std::atomic<std::size_t>>(ops->size());

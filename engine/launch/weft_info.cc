@@ -56,9 +56,10 @@ nlohmann::ordered_json describe_cuda_ipc() {
   int gpus = 0;
   const CUresult counted = driver.value()->device_get_count(&gpus);
   if (counted != CUDA_SUCCESS || gpus == 0) {
-    row["why_not"] = counted == CUDA_SUCCESS
-                         ? "this process sees no GPU: there is none, or CUDA_VISIBLE_DEVICES hides it"
-                         : cuda::error_of(*driver.value(), counted, "cuDeviceGetCount").text();
+    row["why_not"] =
+        counted == CUDA_SUCCESS
+            ? "this process sees no GPU: there is none, or CUDA_VISIBLE_DEVICES hides it"
+            : cuda::error_of(*driver.value(), counted, "cuDeviceGetCount").text();
     return row;
   }
   row["usable"] = true;

@@ -18,7 +18,7 @@ Rendezvous join_multicast(const Url& url, const Wanted& wanted, const std::strin
     });
   };
   MulticastMeeting meeting = meet_by_multicast(url.host, *url.port, group_name, wanted.rank,
-                                      result.world_size, deadline, look);
+                                               result.world_size, deadline, look);
   result.rank = meeting.rank;
   result.local_address = meeting.local_address;
   result.until_all_came = meeting.announcing;

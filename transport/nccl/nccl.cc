@@ -32,7 +32,8 @@ Result<std::shared_ptr<Transport>> open() {
   const CUresult counted = driver.value()->device_get_count(&devices);
   if (counted != CUDA_SUCCESS) return cuda::error_of(*driver.value(), counted, "cuDeviceGetCount");
   if (devices == 0)
-    return Error(Blame::Unsupported, "this process sees no GPU: there is none, or CUDA_VISIBLE_DEVICES hides it");
+    return Error(Blame::Unsupported,
+                 "this process sees no GPU: there is none, or CUDA_VISIBLE_DEVICES hides it");
   return std::shared_ptr<Transport>(std::make_shared<Nccl>([] { return Library::open(); }));
 }
 
