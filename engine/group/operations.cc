@@ -69,6 +69,7 @@ struct Operations::Message {
   bool is_send = false;
   // Its number for the comparison of WEFT_DEBUG=detail; null if that compares nothing.
   std::shared_ptr<std::uint64_t> counted;
+  Op transfer = {};  // the backend's part, without that comparison
 };
 
 Operations::Operations(Core& core)
@@ -232,7 +233,7 @@ Work Operations::issue_message(const at::Tensor& tensor, int peer, bool is_send,
   auto traced =
       trace::Operation::begin(member_, is_send ? trace::Kind::Send : trace::Kind::Receive, shown);
   state->is_captured = tensor::CudaDevices::is_captured(ready);
-  Op op = call(messages, std::move(pin), ready);
+  Op op = message.transfer = call(messages, std::move(pin), ready);
   if (config().debug == DebugLevel::Detail && !communicator.compares_calls() && tensor.is_cpu()) {
     message.counted = std::make_shared<std::uint64_t>(number);
     op = comparison_.compare(op, {state->wait.what(), tensor, is_send, peer, tag, message.counted});
@@ -275,7 +276,7 @@ void Operations::follow_message(const Wait& wait, const Op& op, const Message& m
          [this, weak = core_.weak_from_this(), ledger = ledger_, op, message,
           traced](const std::optional<Error>& failure) mutable {
            const auto core = weak.lock();
-           const auto [peer, tag, is_send, counted] = message;
+           const auto [peer, tag, is_send, counted, transfer] = message;
            const int source = op.source_rank();
            if (peer == transport::kAnySource && !failure && core) {
              traced.end(source, counted ? *counted : message_numbers_.next(false, source, tag));
@@ -283,7 +284,8 @@ void Operations::follow_message(const Wait& wait, const Op& op, const Message& m
              end(traced, failure);
            }
            if (is_send) {
-             if (failure) ledger->fail_send(peer);
+             // If only the comparison has failed, the other rank has the bytes and counts them.
+             if (failure && transfer.error()) ledger->fail_send(peer);
              return;
            }
            // If the recv named its source, the backend may leave it out on success. A recv that
