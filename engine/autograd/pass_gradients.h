@@ -21,8 +21,8 @@ class PassGradients {
   PassGradients(Context& context, const PassName& pass) : context_(context), pass_(pass) {}
   // As Gradients::add().
   void add(const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held);
-  // The parameter's gradient in this pass so far, undefined if there is none. It may be replaced;
-  // the reference is valid while the pass runs.
+  // Returns the gradient that this pass has computed for the parameter so far; it is undefined
+  // before the first. The caller may replace it. The reference is valid while the pass runs.
   at::Tensor& of(const at::Tensor& parameter);
   // Adds the context's gradient of earlier passes to that one, which replaces the sum when this
   // pass succeeds. Throws Caller if the gradients of earlier passes are not known yet.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one worker records of one autograd context: the messages that it has sent in it, and the
-// workers that it was passed to.
+// Records, on one worker and for one autograd context, the messages that the worker has sent in the
+// context and the workers that the context was passed to.
 //
 // Owned by the context. Usable from every thread; nothing here blocks.
 #pragma once
@@ -48,7 +48,7 @@ class Recording {
   NodePtr<SendNode> send_of(const MessageId& message) const;
   // In the same order. Throws Caller if a message is not recorded.
   Sends sends_of(const std::vector<MessageId>& messages) const;
-  // Those of these messages that are recorded.
+  // Returns the recorded ones among these messages, and leaves out the others.
   Sends sends_among(const std::set<MessageId>& messages) const;
   Sends all() const;
   // Drops these messages; the caller destroys their graphs.

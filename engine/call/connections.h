@@ -39,9 +39,10 @@ class Connections {
   // --- outgoing
   // The peer that has this rank and fits this generation. Throws NotThere if it is not in the job.
   std::shared_ptr<Peer> peer(const Recipient& to);
-  // Null if there is none. Asks no store and makes no connection.
+  // Returns the peer of that rank, or null if this agent has not called it. Asks no store and makes
+  // no connection.
   std::shared_ptr<Peer> known_peer(int rank) const;
-  // Returns the peer's connection, and makes it if there is none.
+  // Returns the peer's connection; makes it at the first call, and again after it has ended.
   Peer::Numbered connect(Peer& peer) { return peer.connection(routes_); }
   // The connection of that number to the worker; empty if it has ended.
   Peer::Numbered standing(int rank, std::uint64_t number) const;

@@ -22,7 +22,7 @@ class WorkerTable {
  public:
   void add(int rank, WorkerEntry entry);  // replaces the entry of that rank
   void erase(int rank);
-  // Null if there is none.
+  // These return null for a worker that the table does not have.
   const WorkerEntry* find(int rank) const;
   const WorkerEntry* find(const std::string& name) const;
   const WorkerEntry* find(const Recipient& worker) const;   // of its generation, if it gives one

@@ -2,7 +2,7 @@
 // Graceful shutdown. The lowest rank decides: the others call it and wait for its reply. Once all
 // have called, it asks every worker for its activity, again and again, until two successive rounds
 // find all idle and no call issued in between. A call on its way counts as waiting at its caller,
-// so then there is none.
+// so no call is on its way then.
 //
 // Owned by AgentCore. run() blocks, on a thread of the program's own; the other functions do not
 // block and are usable from every thread, except where they say "on the loop".

@@ -88,9 +88,8 @@ class TaskQueue {
   trace::Depth& depth_;
   std::deque<Waiting> tasks_;
   std::deque<Waiting> beside_;
-  int busy_ = 0;  // threads that run tasks, blocked ones among them
-  // Those of them that block on a future, or run a task beside the limit.
-  int blocked_ = 0;
+  int busy_ = 0;     // threads that run tasks, blocked ones among them
+  int blocked_ = 0;  // busy threads that block on a future, or run a task beside the limit
   int busy_beside_ = 0;
   int most_blocked_ = kMostBlocked;
   bool closed_ = false;

@@ -111,7 +111,7 @@ void before_operator(const c10::OperatorHandle& called, c10::DispatchKeySet keys
   }
 }
 
-// A copy of a shard shares its owner.
+// The detached aliases of a shard share it; copies do not have it.
 struct OwnerMeta final : c10::BackendMeta {
   OwnerMeta(std::shared_ptr<Unit> unit, std::size_t parameter)
       : owner{std::move(unit), parameter} {}

@@ -9,7 +9,7 @@
 // that reads them.
 //
 // Usable from every thread; fill() and release() not while an operator reads the tensor. Nothing
-// here blocks except what before_use() does.
+// here blocks, except that an operator blocks while UseHooks::before does.
 #pragma once
 
 #include <cstddef>
