@@ -29,7 +29,8 @@ class GradientsEndHere final : public torch::autograd::FunctionPreHook {
                 "gradient goes there, and neither the call's arguments nor the tensors of " +
                 worker_ +
                 " get any. Make an AutogradContext on the thread that makes the calls, and use "
-                "context.backward({loss}); detach() the result where gradients are to end there "
+                "context.backward({loss}) and DistributedOptimizer::step(context), since gradients "
+                "are then in the context; detach() the result where gradients are to end there "
                 "(logged once in a process)");
     }
     return gradients;

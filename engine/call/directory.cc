@@ -119,9 +119,12 @@ Generation Directory::join(const std::vector<transport::Offer>& offers,
       // Otherwise the open job would take nobody any more. leave() does the same for open jobs.
       store_->add("kind/fixed", -1);
     throw Error(Blame::Caller,
-                "workers that were given a world size and workers that were not cannot be in one "
-                "job: give all of them Options::world_size, or none (WORLD_SIZE counts as given, "
-                "which launchers set: start workers that come and go without weft-run)");
+                std::string(size_ ? "this worker was given a world size, and others were not"
+                                  : "this worker was given no world size, and others were") +
+                    ": they cannot be in one job; give all of them Options::world_size, or none "
+                    "(WORLD_SIZE, OMPI_COMM_WORLD_SIZE, PMI_SIZE and SLURM_NTASKS count as given, "
+                    "which launchers set: start all workers that come and go, and those that they "
+                    "join, without a launcher)");
   }
   WorkerRecord record;
   const WorkerInfo own = self();

@@ -17,6 +17,7 @@
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/base/mutex.h>
+#include <weft/base/patience.h>
 #include <weft/engine/checkpoint/checkpoint.h>
 #include <weft/engine/checkpoint/checkpoint_parts.h>
 #include <weft/engine/checkpoint/folder.h>
@@ -180,9 +181,9 @@ class Job {
       if (error.blame() != Blame::Timeout) throw;
       throw Error(Blame::Timeout,
                   "rank " + std::to_string(from) + " has not written its part of the checkpoint '" +
-                      checkpoint_ + "' in " + std::to_string(group::timeout_of(group_).count()) +
-                      " ms after this rank; its disk may be slow: a longer "
-                      "ProcessGroupOptions::timeout waits longer")
+                      checkpoint_ + "' in " + describe_wait(group::timeout_of(group_)) +
+                      " after this rank; look at what it does. If its disk is slow, give "
+                      "ProcessGroupOptions::timeout more time. The previous checkpoint is whole")
           .with_ranks({from});
     }
   }

@@ -74,8 +74,8 @@ requires(!HasFields<C<T...>>) struct HoldsLongDouble<C<T...>>
     : std::disjunction<HoldsLongDouble<std::remove_cv_t<T>>...> {
 };
 
-// True if a T can travel. Specialise it for a type that has msgpack adaptors of its own instead of
-// fields.
+// True if a T can travel. Specialise it for a type that has msgpack adaptors instead of fields:
+// those of msgpack-cxx itself, as std::complex has, or those of values.h.
 template <class T>
 struct Travels : std::bool_constant<(std::is_arithmetic_v<T> && !HoldsLongDouble<T>::value) ||
                                     std::is_enum_v<T> || HasFields<T>> {};

@@ -25,12 +25,12 @@ namespace {
 void refuse_without_wrapper() {
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   if (wanted != nullptr && !wanted->empty()) return;
-  throw Error(Blame::Caller,
-              "this backward is of a forward of a DistributedDataParallel that has been destroyed, "
-              "so its gradients would "
-              "not be averaged; keep the DistributedDataParallel until the backward has ended (one "
-              "that is made within "
-              "an expression ends with it)");
+  throw Error(
+      Blame::Caller,
+      "this backward follows a forward of a DistributedDataParallel that has been destroyed, "
+      "so its gradients would not be averaged; keep the DistributedDataParallel until the "
+      "backward has ended (a local variable of a function is destroyed when the function "
+      "returns, a temporary with its expression)");
 }
 
 // Compares the ranks' parameters now and then.

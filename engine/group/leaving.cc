@@ -25,14 +25,15 @@ void warn_of_unreceived(Core& core) {
   }
   if (all.empty()) return;
   const auto& first = all.front();
-  const std::string whose = " of rank " + std::to_string(first.from) + " (tag " +
+  const std::string whose = " from rank " + std::to_string(first.from) + " (tag " +
                             std::to_string(first.tag) + ", " + std::to_string(first.bytes) +
                             " bytes)";
   const std::string who = "rank " + std::to_string(core.options.rank) + " leaves group '" +
-                          core.options.name + "' with ";
-  if (all.size() == 1) return log::warn(who + "1 message" + whose + " that was never received");
-  log::warn(who + std::to_string(all.size()) + " messages that were never received; the first is" +
-            whose);
+                          core.options.name + "' and has never received ";
+  constexpr const char* kRemedy = ": each send() needs a recv() of its tag";
+  if (all.size() == 1) return log::warn(who + "1 message" + whose + kRemedy);
+  log::warn(who + std::to_string(all.size()) + " messages, of which the first is" + whose +
+            kRemedy);
 }
 
 // Waits until the others have completed the operations in which this rank took part. Returns the

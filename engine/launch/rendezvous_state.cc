@@ -86,7 +86,8 @@ void agree(RendezvousState& state, const RendezvousLimits& limits) {
            (some.most > some.least ? ":" + std::to_string(some.most) : "");
   };
   const auto restarts_of = [](const RendezvousLimits& some) {
-    return "--max-restarts " + std::to_string(some.restarts);
+    return "--max-restarts " + std::to_string(some.restarts) +
+           (some.restarts == 0 ? " (the default)" : "");
   };
   const bool has_other_nodes = nodes_of(*state.limits) != nodes_of(limits);
   const auto text_of = [&](const RendezvousLimits& some) {

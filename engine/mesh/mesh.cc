@@ -189,7 +189,8 @@ std::vector<std::size_t> Mesh::find_all(const std::vector<std::string>& names,
     if (std::find(found.begin(), found.end(), axis) != found.end())
       refuse("axis '" + name + "' is named twice");
     if (!found.empty() && axis < found.back())
-      refuse("axis '" + name + "' comes before '" + whole_->layout.axes()[found.back()].name + "'");
+      refuse("name axes in the mesh's order, '" + name + "' before '" +
+             whole_->layout.axes()[found.back()].name + "'");
     found.push_back(axis);
   }
   return found;

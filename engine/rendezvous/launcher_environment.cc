@@ -45,8 +45,7 @@ Environment process_environment() {
 }
 
 std::optional<int> local_rank(const Environment& environment) {
-  return first_number(environment, {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
-                                    "SLURM_LOCALID"});
+  return first_number(environment, kLocalRankVariables);
 }
 
 }  // namespace weft::group

@@ -15,6 +15,8 @@ constexpr auto kRankVariables = {"RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "P
                                  "SLURM_PROCID"};
 constexpr auto kWorldSizeVariables = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
                                       "SLURM_NTASKS"};
+constexpr auto kLocalRankVariables = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+                                      "SLURM_LOCALID"};
 
 // Returns the first of these variables that is set; null if none is.
 const char* first_set(const Environment& environment, std::initializer_list<const char*> names);

@@ -33,10 +33,7 @@ bool is_open(const Options& options, const group::Environment& environment) {
   if (options.store) return true;
   const auto url = group::Url::parse(options.init_method);
   if (url.number("world_size")) return false;
-  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
-    if (environment(name) != nullptr) return false;
-  }
-  return true;
+  return group::first_set(environment, group::kWorldSizeVariables) == nullptr;
 }
 
 group::RendezvousOptions meeting(const Options& options, bool open,

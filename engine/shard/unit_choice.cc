@@ -142,9 +142,10 @@ void require_usable(const ChosenParameter& parameter) {
   for (const ParameterPlace& place : parameter.places) require_usable_module(place);
   if (is_shell(first.tensor)) {
     refuse(first,
-           "a module that was passed to fully_shard() uses it too, and a parameter belongs to the "
-           "innermost unit that contains all its uses; pass a module around all of them to "
-           "fully_shard()");
+           "a module that was passed to fully_shard() uses the same tensor and has divided it "
+           "already, but a parameter belongs to the innermost unit that contains all its uses; "
+           "call fully_shard() on a module that contains both, or leave that one out: "
+           "FullyShardedDataParallel divides it then");
   }
   if (first.tensor.is_meta())
     refuse(first, "it has no values (its device is meta); give it values first");

@@ -54,10 +54,10 @@ c10::intrusive_ptr<c10d::Store> connect_to_store(const std::string& address, int
          std::future_status::ready) {
     if (look) look();
     if (!deadline.passed()) continue;
-    throw Error(
-        Blame::Timeout,
-        "the listener at " + address + ":" + std::to_string(port) +
-            " does not answer like the store of a job; does another program use that port?");
+    throw Error(Blame::Timeout, "the listener at " + address + ":" + std::to_string(port) +
+                                    " does not answer like the store of a job: another program "
+                                    "uses that port, or rank 0 is "
+                                    "stopped; look there, or give all ranks another MASTER_PORT");
   }
   return store.get();
 }

@@ -21,6 +21,7 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
  public:
   // Smaller blocks come from libtorch's allocator.
   static constexpr std::size_t kPooledBytes = 256 << 10;
+  // Bytes of unused blocks that are kept. A larger block is never kept.
   static constexpr std::size_t kMostIdle = 256 << 20;
 
   // Keeps at most `most_idle` bytes of unused blocks; drops the oldest first.

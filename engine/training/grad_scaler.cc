@@ -201,9 +201,11 @@ void GradScaler::update(std::optional<double> new_scale) {
       has_checked = has_checked || state.has_gradients;
     }
     if (!has_checked) {
-      throw Error(Blame::Caller,
-                  "GradScaler: update() is called before step() or unscale_(), so it is not known "
-                  "whether gradients are finite");
+      throw Error(
+          Blame::Caller,
+          "GradScaler: update() is called before step(optimizer) or unscale_(optimizer), so it "
+          "is not known whether gradients are finite; call scaler.step(optimizer) in place "
+          "of optimizer.step()");
     }
     at::_amp_update_scale_(scale_tensor(), state_[1], found_inf, get_growth_factor(),
                            get_backoff_factor(), get_growth_interval());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deals parameters out to ranks. Touches no tensors.
+// Deals parameters out to ranks. Touches no tensors: the caller says how much each item weighs
+// (ShardedOptimizer::lay_out(), and the shares of a checkpoint).
 #pragma once
 
 #include <cstddef>

@@ -201,9 +201,10 @@ TEST_F(Nodes, OtherLimitsErrorNamesBoth) {
               HasSubstr("started with --nnodes 3, and the job at this rendezvous with "
                         "--nnodes 2:3; start all its nodes with the same"));
   EXPECT_THAT(refused(settings(2, 4, 1)), HasSubstr("started with --nnodes 2:4, and"));
-  EXPECT_THAT(refused(settings(2, 3, 0)),
-              HasSubstr("started with --max-restarts 0, and the job at this rendezvous with "
-                        "--max-restarts 1;"));
+  EXPECT_THAT(
+      refused(settings(2, 3, 0)),
+      HasSubstr("started with --max-restarts 0 (the default), and the job at this rendezvous with "
+                "--max-restarts 1;"));
   const auto like = make("3", settings(2, 3, 1));
   const Place place = join(*like, 1003).get();
   ASSERT_TRUE(place && job.get());

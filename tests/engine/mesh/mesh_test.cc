@@ -209,7 +209,11 @@ TEST(MeshOfRanks, UnknownAxesAreRefusedWithTheKnown) {
     expect_refused([&] { mesh.slice({"a", "x"}); }, "there is no axis 'x'");
     expect_refused([&] { mesh.slice({}); }, "slice: no axis is named");
     expect_refused([&] { mesh.slice({"a", "a"}); }, "slice: axis 'a' is named twice");
-    expect_refused([&] { mesh.slice({"b", "a"}); }, "slice: axis 'a' comes before 'b'");
+    expect_refused(
+        [&] {
+          mesh.slice({"b", "a"});
+        },
+        "slice: name axes in the mesh's order, 'a' before 'b'");
     expect_refused([&] { mesh.flatten({}); }, "flatten: no axis is named");
     expect_refused([&] { mesh.flatten({"x"}); }, "there is no axis 'x'");
     expect_refused([&] { mesh.flatten({"b", "b"}); }, "flatten: axis 'b' is named twice");

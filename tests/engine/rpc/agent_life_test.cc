@@ -327,7 +327,7 @@ TEST(AgentLife, WorkerOfAnotherJobKindIsRefused) {
          ++again) {  // a fixed job's rank that joins again belongs to its next restart
       const auto error = error_of([&] { join("b", 1, other); });
       EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
-      EXPECT_NE(error.text().find("cannot be in one job"), std::string::npos) << error.what();
+      EXPECT_NE(error.text().find("they cannot be in one job"), std::string::npos) << error.what();
     }
     EXPECT_EQ(first.sync<&lives::number>("a", 3), 3);
     if (open) {

@@ -111,7 +111,8 @@ TEST(GradScaler, CallsOutOfOrderAreSentences) {
   expect_caller([&] { scaler.step(optimizer); }, "step() is called before scale()");
   expect_caller([&] { scaler.update(); }, "update() is called before scale()");
   scaled_backward(scaler, weight);
-  expect_caller([&] { scaler.update(); }, "update() is called before step() or unscale_()");
+  expect_caller([&] { scaler.update(); },
+                "call scaler.step(optimizer) in place of optimizer.step()");
   scaler.unscale_(optimizer);
   expect_caller([&] { scaler.unscale_(optimizer); },
                 "unscale_() has already been called on this optimizer since the last update()");
