@@ -74,7 +74,7 @@ void broadcast(const ProcessGroup& group, const std::vector<at::Tensor>& tensors
 }
 
 // Replaces each parameter by its shard, in all its places.
-std::shared_ptr<Unit> make_unit(const ChosenUnit& chosen, const ProcessGroup& group,
+std::shared_ptr<Unit> make_unit(const ChosenUnit& chosen, const ModelRanks& ranks,
                                 const FullyShardOptions& options) {
   std::vector<Unit::Given> given;
   for (const ChosenParameter& parameter : chosen.parameters) {
@@ -83,8 +83,8 @@ std::shared_ptr<Unit> make_unit(const ChosenUnit& chosen, const ProcessGroup& gr
   }
   std::vector<at::Tensor> shards;
   const auto number =
-      static_cast<std::uint32_t>(group::next_number(group, "FullyShardedDataParallel's unit"));
-  auto unit = Unit::make(chosen.name, number, given, group, options, shards);
+      static_cast<std::uint32_t>(group::next_number(ranks.all, "FullyShardedDataParallel's unit"));
+  auto unit = Unit::make(chosen.name, number, given, ranks, options, shards);
   for (std::size_t i = 0; i < shards.size(); ++i) {
     for (const ParameterPlace& place : chosen.parameters[i].places)
       parameter_entry(*place.module, place.key) = shards[i];
@@ -100,36 +100,35 @@ ProcessGroup group_of_shard(const at::Tensor& parameter) {
 }
 
 // Checks the choice on all ranks, copies rank 0's values, and shards the units one after another.
-std::vector<std::shared_ptr<Unit>> make_units(torch::nn::Module& module, ProcessGroup group,
+std::vector<std::shared_ptr<Unit>> make_units(torch::nn::Module& module, ModelRanks ranks,
                                               const FullyShardOptions& options, const char* name,
                                               const std::vector<ChosenUnit>& chosen) {
   install({&ShardedModel::before_operator, &ShardedModel::after_change});
   group::set_shard_groups(&group_of_shard);
   std::vector<std::shared_ptr<Unit>> units;
-  parallel::on_all_ranks(group, name, "it", [&] {
-    parallel::check_same_model(group, named_values(module), agreed(options, chosen));
+  parallel::on_all_ranks(ranks.all, name, "it", [&] {
+    parallel::check_same_model(ranks.all, named_values(module), agreed(options, chosen));
     std::vector<at::Tensor> buffers;
     for (const at::Tensor& buffer : module.buffers()) {
       if (buffer.defined() && buffer.numel() > 0) buffers.push_back(buffer);
     }
-    broadcast(group, buffers);
+    broadcast(ranks.all, buffers);
     for (const ChosenUnit& unit : chosen) {
       std::vector<at::Tensor> tensors;
       for (const ChosenParameter& parameter : unit.parameters) {
         const at::Tensor& tensor = parameter.places.front().tensor;
         if (tensor.numel() > 0) tensors.push_back(tensor);
       }
-      broadcast(group, tensors);
-      units.push_back(make_unit(unit, group, options));
+      broadcast(ranks.all, tensors);
+      units.push_back(make_unit(unit, ranks, options));
     }
   });
   return units;
 }
 
-void require_group(const std::shared_ptr<torch::nn::Module>& module, const ProcessGroup& group,
-                   const FullyShardOptions& options, const char* name) {
+void require_usable(const std::shared_ptr<torch::nn::Module>& module,
+                    const FullyShardOptions& options, const char* name) {
   if (!module) throw Error(Blame::Caller, std::string(name) + ": the module is empty");
-  if (!group) throw Error(Blame::Caller, std::string(name) + ": the group is empty");
   check_options(options);
   for (const at::Tensor& parameter : module->parameters()) {
     if (options.offload && !parameter.is_cpu()) {
@@ -152,26 +151,58 @@ std::vector<std::shared_ptr<Unit>> units_in(torch::nn::Module& module) {
   return units;
 }
 
+constexpr const char* kRoot = "FullyShardedDataParallel";
+constexpr const char* kUnit = "fully_shard";
+
+ModelRanks ranks_of(const ProcessGroup& group, const char* name) {
+  if (!group) throw Error(Blame::Caller, std::string(name) + ": the group is empty");
+  return ModelRanks(group);
+}
+
+void make_one_unit(const std::shared_ptr<torch::nn::Module>& module, const ModelRanks& ranks,
+                   const FullyShardOptions& options) {
+  require_usable(module, options, kUnit);
+  if (options.units) {
+    throw Error(Blame::Caller,
+                "fully_shard makes one unit of the module; FullyShardOptions::units belongs to the "
+                "FullyShardedDataParallel of the root");
+  }
+  const ChosenUnit chosen = whole_unit(module, module->name());
+  if (chosen.parameters.empty()) {
+    throw Error(Blame::Caller,
+                "fully_shard: the module has no parameters that are not sharded already");
+  }
+  make_units(*module, ranks, options, kUnit, {chosen});
+}
+
 }  // namespace
 
-ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup group,
+ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module,
+                         const ProcessGroup& group, const FullyShardOptions& options)
+    : ShardedRoot(module, ranks_of(group, kRoot), options) {}
+
+ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
+                         const FullyShardOptions& options)
+    : ShardedRoot(module, ModelRanks(mesh, kRoot), options) {}
+
+ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const ModelRanks& ranks,
                          const FullyShardOptions& options)
     : state_(std::make_unique<State>()) {
-  constexpr const char* kName = "FullyShardedDataParallel";
-  require_group(module, group, options, kName);
+  require_usable(module, options, kRoot);
   for (const auto& unit : units_in(*module)) {
-    if (!group::are_same(unit->group(), group)) {
-      throw Error(Blame::Caller, std::string(kName) + ": parameter '" +
-                                     unit->parameters().front().name +
-                                     "' was sharded over another group by fully_shard()");
+    if (!unit->ranks().are_same(ranks)) {
+      throw Error(Blame::Caller,
+                  std::string(kRoot) + ": parameter '" + unit->parameters().front().name +
+                      "' was sharded over another group or mesh by fully_shard(); pass the same "
+                      "to both");
     }
     if (unit->model.lock()) {
       throw Error(Blame::Caller,
-                  std::string(kName) + ": parameter '" + unit->parameters().front().name +
+                  std::string(kRoot) + ": parameter '" + unit->parameters().front().name +
                       "' belongs to another FullyShardedDataParallel already; wrap only the root");
     }
   }
-  make_units(*module, group, options, kName, choose_units(module, options));
+  make_units(*module, ranks, options, kRoot, choose_units(module, options));
   auto units = units_in(*module);
   std::unordered_set<const void*> named;  // a shard with several places has the first one's name
   for (const ParameterPlace& place : places_in(*module)) {
@@ -180,7 +211,7 @@ ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, Proce
       unit->rename(index, place.name);
   }
   if (units.empty())
-    throw Error(Blame::Caller, std::string(kName) + ": the module has no parameters");
+    throw Error(Blame::Caller, std::string(kRoot) + ": the module has no parameters");
   state_->module = module;
   state_->options = options;
   state_->model = ShardedModel::make(std::move(units), static_cast<std::size_t>(options.prefetch));
@@ -211,19 +242,12 @@ void ShardedRoot::set_synchronizing(bool on) {
 
 void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module, const ProcessGroup& group,
                    const FullyShardOptions& options) {
-  constexpr const char* kName = "fully_shard";
-  require_group(module, group, options, kName);
-  if (options.units) {
-    throw Error(Blame::Caller,
-                "fully_shard makes one unit of the module; FullyShardOptions::units belongs to the "
-                "FullyShardedDataParallel of the root");
-  }
-  const ChosenUnit chosen = whole_unit(module, module->name());
-  if (chosen.parameters.empty()) {
-    throw Error(Blame::Caller,
-                "fully_shard: the module has no parameters that are not sharded already");
-  }
-  make_units(*module, group, options, kName, {chosen});
+  make_one_unit(module, ranks_of(group, kUnit), options);
+}
+
+void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
+                   const FullyShardOptions& options) {
+  make_one_unit(module, ModelRanks(mesh, kUnit), options);
 }
 
 }  // namespace weft::shard

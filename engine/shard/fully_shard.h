@@ -43,6 +43,7 @@
 #include <weft/engine/ddp/ddp.h>
 #include <weft/engine/future/refusal.h>
 #include <weft/engine/group/process_group.h>
+#include <weft/engine/mesh/mesh.h>
 #include <weft/engine/shard/fully_shard_options.h>
 
 namespace torch::nn {
@@ -54,6 +55,8 @@ class ModuleHolder;
 namespace weft {
 
 namespace shard {
+
+struct ModelRanks;
 
 // The part of FullyShardedDataParallel that does not depend on the module's type.
 class WEFT_API ShardedRoot {
@@ -81,7 +84,9 @@ class WEFT_API ShardedRoot {
 
  protected:
   // For Weft's own use.
-  ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup group,
+  ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const ProcessGroup& group,
+              const FullyShardOptions& options);
+  ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
               const FullyShardOptions& options);
   ~ShardedRoot();
   ShardedRoot(ShardedRoot&&) noexcept;
@@ -110,6 +115,8 @@ class WEFT_API ShardedRoot {
   }
 
  private:
+  ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const ModelRanks& ranks,
+              const FullyShardOptions& options);
   bool is_synchronizing() const;
   void set_synchronizing(bool on);
   struct State;
@@ -119,6 +126,8 @@ class WEFT_API ShardedRoot {
 // For Weft's own use.
 WEFT_API void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module,
                             const ProcessGroup& group, const FullyShardOptions& options);
+WEFT_API void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
+                            const FullyShardOptions& options);
 template <class M>
 std::shared_ptr<torch::nn::Module> pointer_to(const torch::nn::ModuleHolder<M>& holder) {
   return holder.is_empty() ? nullptr : holder.ptr();
@@ -140,12 +149,24 @@ class FullyShardedDataParallel final : public shard::ShardedRoot {
   FullyShardedDataParallel(
       std::shared_ptr<Module> module, ProcessGroup group,
       FullyShardOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
-      : ShardedRoot(module, std::move(group), options), module_(std::move(module)) {}
+      : ShardedRoot(module, group, options), module_(std::move(module)) {}
   // The same for a module holder (TORCH_MODULE).
   FullyShardedDataParallel(
       const torch::nn::ModuleHolder<Module>& module, ProcessGroup group,
       FullyShardOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
       : FullyShardedDataParallel(module.is_empty() ? nullptr : module.ptr(), std::move(group),
+                                 std::move(options)) {}
+  // The same over a mesh: over its axis, if it has one. If it has two (HSDP): parameters are
+  // sharded along the last, so that each row of the mesh has the whole model, and gradients are
+  // averaged along the first as well. Throws Caller, on all ranks, for a mesh of more axes.
+  FullyShardedDataParallel(
+      std::shared_ptr<Module> module, Mesh mesh,
+      FullyShardOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
+      : ShardedRoot(module, mesh, options), module_(std::move(module)) {}
+  FullyShardedDataParallel(
+      const torch::nn::ModuleHolder<Module>& module, Mesh mesh,
+      FullyShardOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
+      : FullyShardedDataParallel(module.is_empty() ? nullptr : module.ptr(), std::move(mesh),
                                  std::move(options)) {}
 
   // Runs the module's forward, of any signature.
@@ -178,11 +199,17 @@ class FullyShardedDataParallel final : public shard::ShardedRoot {
 // Makes the module one unit, in place, and returns it. All ranks call it, for the same modules in
 // the same order. Its parameters that are no shards yet become shards at once, so that a large
 // model need not be whole at any time. The root of the model is wrapped by FullyShardedDataParallel
-// over the same group. Of the options, the unit keeps its own reshard_after_forward, param_dtype,
-// reduce_dtype and offload; the others are the root's.
+// over the same group or mesh. Of the options, the unit keeps its own reshard_after_forward,
+// param_dtype, reduce_dtype and offload; the others are the root's.
 template <class Holder>
 Holder fully_shard(Holder module, ProcessGroup group, FullyShardOptions options = {}) {
   shard::shard_as_unit(shard::pointer_to(module), group, options);
+  return module;
+}
+
+template <class Holder>
+Holder fully_shard(Holder module, Mesh mesh, FullyShardOptions options = {}) {
+  shard::shard_as_unit(shard::pointer_to(module), mesh, options);
   return module;
 }
 

@@ -19,6 +19,7 @@
 
 #include <weft/base/mutex.h>
 #include <weft/engine/autograd/pass.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/group/called_by.h>
 #include <weft/engine/group/rows.h>
 #include <weft/engine/shard/gradients.h>
@@ -151,11 +152,12 @@ class Packing {
     begins_.push_back(total_);
   }
 
-  // Writes gradients / ranks, zeros for undefined ones, in the order of operations of
-  // DistributedDataParallel, which gives the same bits.
+  // Writes gradients divided by the number of ranks, zeros for undefined ones, in the order of
+  // operations of DistributedDataParallel, which gives the same bits.
   at::Tensor pack(const std::vector<at::Tensor>& gradients) const {
     const at::Tensor flat = transient(unit_, total_, bucket_.dtype);
-    const double factor = 1.0 / ranks_;
+    const int averaged = unit_.ranks().count();
+    const double factor = 1.0 / averaged;
     std::vector<at::Tensor> to, from;  // what is copied and then divided, by one kernel each
     for (int rank = 0; rank < ranks_; ++rank) {
       std::int64_t offset = begins_[static_cast<std::size_t>(rank)];
@@ -165,7 +167,7 @@ class Packing {
         if (!gradients[slot].defined()) place.zero_();
         if (!gradients[slot].defined() || place.numel() == 0) continue;
         const at::Tensor part = rows_of_gradient(gradients[slot], slot, rank);
-        if (unit_.device().is_cpu() && ranks_ > 1 && part.scalar_type() == bucket_.dtype) {
+        if (unit_.device().is_cpu() && averaged > 1 && part.scalar_type() == bucket_.dtype) {
           at::mul_out(place, part, at::native::wrapped_scalar_tensor(factor));
         } else {
           to.push_back(place);
@@ -174,7 +176,7 @@ class Packing {
       }
     }
     if (!to.empty()) at::_foreach_copy_(to, from);
-    if (!to.empty() && ranks_ > 1) at::_foreach_mul_(to, factor);
+    if (!to.empty() && averaged > 1) at::_foreach_mul_(to, factor);
     note_used(flat, gradients);
     return flat;
   }
@@ -283,7 +285,18 @@ void detach_nodes(Unit& unit) {
     torch::autograd::impl::set_gradient_edge(parameter.whole, {});
 }
 
+void Reduction::advance() {
+  if (std::exchange(has_advanced, true)) return;
+  for (Bucket& bucket : buckets) {
+    bucket.work.wait();
+    if (!replicas) continue;
+    const group::CalledBy by("FullyShardedDataParallel");
+    bucket.work = group::all_reduce(replicas, bucket.output, ReduceOp::Sum, {0, unit});
+  }
+}
+
 void Reduction::wait() {
+  advance();
   for (Bucket& bucket : buckets) bucket.work.wait();
 }
 
@@ -332,6 +345,8 @@ std::shared_ptr<Reduction> GradientReducer::reduce(const Unit& unit,
       gradients[slot] = std::exchange(kept[parameters[slot]], {});
   }
   auto reduction = std::make_shared<Reduction>();
+  reduction->replicas = unit.ranks().replicas;
+  reduction->unit = unit.number();
   for (std::size_t slot = 0; slot < parameters.size(); ++slot) {
     const UnitParameter& parameter = unit.parameters()[parameters[slot]];
     if (gradients[slot].defined() && gradients[slot].layout() != at::kStrided) {
@@ -354,7 +369,7 @@ std::shared_ptr<Reduction> GradientReducer::reduce(const Unit& unit,
     for (const std::size_t slot : bucket.slots) gradients[slot].reset();
     packing.show_outputs(outputs);
   }
-  if (const auto before = last_.lock()) before->wait();
+  if (const auto before = last_.lock()) before->advance();
   last_ = reduction;
   return reduction;
 }

@@ -7,13 +7,16 @@
 // The engine runs the UnitNode as soon as all gradients of the unit are there; it averages them by
 // a reduce-scatter that it does not wait for. The ShardNode has the lowest priority: it waits for
 // the result when nothing else of the backward is left to run, so that the reduce-scatter overlaps
-// the backward of the units before.
+// the backward of the units before. Over a mesh of two axes the rows are then summed over the ranks
+// that have the same ones, by an all-reduce that starts when the next unit's reduce-scatter has
+// started, or else when a ShardNode waits for it.
 //
 // A sharded model owns the GradientReducer; the nodes refer to the model weakly. The model's mutex
 // guards it.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -30,21 +33,27 @@ void attach_nodes(Unit& unit, bool synchronizes);
 // The whole parameters require no gradient until attach_nodes().
 void detach_nodes(Unit& unit);
 
-// One reduce-scatter, or several if the gradients differ in dtype.
+// One reduce-scatter, and the all-reduce behind it; or several if the gradients differ in dtype.
 struct Reduction {
   struct Bucket {
     at::ScalarType dtype = at::kFloat;
     std::vector<std::size_t> slots;  // positions in `parameters` of reduce()
     at::Tensor output;               // this rank's rows, then for each slot how many ranks used it
-    Work work;
+    Work work;                       // the last operation that has been started
   };
-  // The host (CPU) or the current stream (CUDA) waits. Throws the operation's error.
+  // The host (CPU) or the current stream (CUDA) waits for the reduce-scatter. The first call starts
+  // the all-reduce. Throws the operation's error.
+  void advance();
+  // The same, and it waits for the all-reduce.
   void wait();
   // This rank's rows of the averages, by slot; undefined where no rank has brought a gradient.
   // Call it after wait().
   void finish(std::vector<at::Tensor>& gradients, const std::vector<at::ScalarType>& dtypes) const;
 
   std::vector<Bucket> buckets;
+  ProcessGroup replicas;   // for the all-reduce; empty: there is none
+  std::uint32_t unit = 0;  // its number
+  bool has_advanced = false;
   std::vector<bool> came;  // by slot: this rank has brought a gradient
 };
 

@@ -95,20 +95,20 @@ std::vector<std::int64_t> UnitParameter::shape(std::int64_t rows) const {
   return shape;
 }
 
-Unit::Unit(std::string name, std::uint32_t number, ProcessGroup group,
+Unit::Unit(std::string name, std::uint32_t number, ModelRanks ranks,
            const FullyShardOptions& options)
     : pool(std::make_shared<ReceivePool>(/*most_idle=*/0)),
       name_(std::move(name)),
       number_(number),
-      group_(std::move(group)),
+      ranks_(std::move(ranks)),
       options_(options) {}
 
 std::shared_ptr<Unit> Unit::make(std::string name, std::uint32_t number,
-                                 const std::vector<Given>& given, ProcessGroup group,
+                                 const std::vector<Given>& given, ModelRanks ranks,
                                  const FullyShardOptions& options,
                                  std::vector<at::Tensor>& shards) {
   const c10::AutoGradMode no_grad(false);
-  std::shared_ptr<Unit> unit(new Unit(std::move(name), number, std::move(group), options));
+  std::shared_ptr<Unit> unit(new Unit(std::move(name), number, std::move(ranks), options));
   unit->device_ = given.front().tensor.device();
   unit->parameters_.reserve(given.size());
   for (std::size_t i = 0; i < given.size(); ++i) shards.push_back(unit->add(given[i], i));
@@ -125,7 +125,7 @@ at::Tensor Unit::add(const Given& given, std::size_t place) {
   added.strides = whole.strides().vec();
   added.dtype = whole.scalar_type();
   added.row_elements = added.is_scalar ? 1 : whole.size(0) == 0 ? 0 : whole.numel() / whole.size(0);
-  const Rows mine = added.rows(group_.rank(), group_.size());
+  const Rows mine = added.rows(group().rank(), group().size());
 
   const at::Tensor rows = added.is_scalar ? whole : whole.narrow(0, mine.first, mine.count);
   at::Tensor shard = at::empty_strided(rows.sizes(), rows.strides(), rows.options());
@@ -155,7 +155,7 @@ void Unit::rename(std::size_t place, const std::string& name) {
 void Unit::check_shards() const {
   for (const UnitParameter& parameter : parameters_) {
     const at::Tensor shard = parameter.shard();
-    const std::int64_t rows = parameter.rows(group_.rank(), group_.size()).count;
+    const std::int64_t rows = parameter.rows(group().rank(), group().size()).count;
     const bool is_same = shard.scalar_type() == parameter.dtype && shard.device() == device_ &&
                          shard.sizes() == at::IntArrayRef(parameter.shape(rows)) &&
                          has_dense_rows(shard);
@@ -188,14 +188,14 @@ void Unit::start_gather() {
     at::Tensor shard = plain(parameter.shard());
     if (shard.scalar_type() != parameter.whole.scalar_type())
       shard = shard.to(parameter.whole.scalar_type());
-    spread.push_back(spread_rows(group_, parameter, shard,
+    spread.push_back(spread_rows(group(), parameter, shard,
                                  memory.part(parameter.offset, parameter.whole.nbytes())));
     tensors.push_back(std::move(shard));
   }
   const group::CalledBy by("FullyShardedDataParallel");
   gather_ = {};
   if (!spread.empty()) {
-    gather_ = group::all_gather_rows(group_, std::move(spread), std::move(tensors),
+    gather_ = group::all_gather_rows(group(), std::move(spread), std::move(tensors),
                                      "parameters of unit '" + name_ + "'", {0, number_});
   }
   streams_.clear();
@@ -259,8 +259,8 @@ at::Tensor Unit::gathered(std::size_t place, const at::Tensor& rows) const {
   // An element more, since a rank may have no rows and its tensor then no memory.
   at::Tensor mine = at::empty({rows.numel() + 1}, whole.options());
   mine.as_strided(rows.sizes(), whole.strides()).copy_(rows);
-  std::vector<group::SpreadRows> spread = {spread_rows(group_, parameter, mine, bytes_of(whole))};
-  group::all_gather_rows(group_, std::move(spread), {whole, std::move(mine)},
+  std::vector<group::SpreadRows> spread = {spread_rows(group(), parameter, mine, bytes_of(whole))};
+  group::all_gather_rows(group(), std::move(spread), {whole, std::move(mine)},
                          "values of parameter '" + parameter.name + "'", {0, number_})
       .wait();
   return whole;
@@ -269,7 +269,7 @@ at::Tensor Unit::gathered(std::size_t place, const at::Tensor& rows) const {
 at::Tensor Unit::rows_of_whole(std::size_t place, const at::Tensor& whole) const {
   const UnitParameter& parameter = parameters_[place];
   if (parameter.is_scalar) return whole;
-  const Rows rows = parameter.rows(group_.rank(), group_.size());
+  const Rows rows = parameter.rows(group().rank(), group().size());
   return whole.narrow(0, rows.first, rows.count);
 }
 

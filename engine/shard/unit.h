@@ -21,6 +21,7 @@
 
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/shard/fully_shard_options.h>
+#include <weft/engine/shard/model_ranks.h>
 #include <weft/engine/shard/rows.h>
 #include <weft/engine/tensor/receive_pool.h>
 
@@ -63,12 +64,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // Keeps this rank's rows of the parameters and turns the given tensors into shells. `number`: of
   // the unit in its group, the same on all ranks. The caller puts the shards in their places.
   static std::shared_ptr<Unit> make(std::string name, std::uint32_t number,
-                                    const std::vector<Given>& given, ProcessGroup group,
+                                    const std::vector<Given>& given, ModelRanks ranks,
                                     const FullyShardOptions& options,
                                     std::vector<at::Tensor>& shards);
 
   const std::string& name() const { return name_; }
-  const ProcessGroup& group() const { return group_; }
+  const ModelRanks& ranks() const { return ranks_; }
+  // The ranks that have the other rows.
+  const ProcessGroup& group() const { return ranks_.shards; }
   const FullyShardOptions& options() const { return options_; }
   const std::vector<UnitParameter>& parameters() const { return parameters_; }
   c10::Device device() const { return device_; }
@@ -112,13 +115,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<at::Tensor> whole_values() const;
 
  private:
-  Unit(std::string name, std::uint32_t number, ProcessGroup group,
-       const FullyShardOptions& options);
+  Unit(std::string name, std::uint32_t number, ModelRanks ranks, const FullyShardOptions& options);
   at::Tensor add(const Given& given, std::size_t place);
 
   const std::string name_;
   const std::uint32_t number_;
-  ProcessGroup group_;
+  const ModelRanks ranks_;
   const FullyShardOptions options_;
   std::vector<UnitParameter> parameters_;
   c10::Device device_ = c10::Device(c10::kCPU);
