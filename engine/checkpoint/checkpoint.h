@@ -393,7 +393,8 @@ class WEFT_API [[nodiscard]] Saving {
 //
 // Every rank names the same parts. Parameters of modules and the state of optimizers must be equal
 // on all ranks, as DistributedDataParallel keeps them: each rank writes its share of them. Of a
-// ZeroRedundancyOptimizer each rank writes the state that it has. Everything else is rank 0's,
+// ZeroRedundancyOptimizer each rank writes the state that it has, and of a sharded model and its
+// optimizer the rows that it has; nothing is gathered. Everything else is rank 0's,
 // except parts that are per_rank(). The copies are in host memory until they are written. From a
 // GPU they go to pinned memory, in the order of the current streams, and the host does not wait for
 // them.
@@ -410,8 +411,8 @@ WEFT_API bool exists(const std::string& path, ProcessGroup group);
 // Loads the parts, which may be fewer than were saved, from a file of save(), or from a folder:
 // FOLDER (the newest whole checkpoint in it; a warning names a newer one that was cut off),
 // FOLDER/NUMBER, or a folder of safetensors files of PyTorch's HuggingFaceStorageWriter. Of a file,
-// rank 0 sends the bytes; of a folder, each rank reads what it needs, and what is read is compared
-// with its checksums. So all ranks continue from the same state; each rank copies it to the devices
+// rank 0 sends the bytes; of a folder, each rank reads what it needs, of sharded parameters its own
+// rows, and what is read is compared with its checksums. So all ranks continue from the same state; each rank copies it to the devices
 // of its own module and optimizer.
 //
 // All or nothing: names, shapes and dtypes are compared on every rank before anything changes.

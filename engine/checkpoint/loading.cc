@@ -5,7 +5,6 @@
 #include <set>
 
 #include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
 #include <torch/serialize/archive.h>
 
 #include <weft/base/log.h>
@@ -14,8 +13,9 @@
 #include <weft/engine/checkpoint/folder.h>
 #include <weft/engine/checkpoint/loading.h>
 #include <weft/engine/checkpoint/part_contents.h>
+#include <weft/engine/checkpoint/part_staging.h>
 #include <weft/engine/checkpoint/part_values.h>
-#include <weft/engine/checkpoint/slice_file.h>
+#include <weft/engine/checkpoint/slice_reads.h>
 #include <weft/engine/group/collective_error.h>
 #include <weft/engine/group/objects.h>
 
@@ -25,41 +25,6 @@ namespace {
 
 using Tensors = std::map<std::string, SavedTensor>;
 using Values = std::map<std::string, Value>;
-
-// One slice to read into one of the values.
-struct Read {
-  const SavedFile* file;
-  const SavedSlice* saved;
-  at::Tensor whole;
-};
-
-void read_slice(const SliceFile& file, const SavedSlice& saved, const at::Tensor& whole) {
-  const Slice& slice = saved.slice;
-  if (slice.bytes == 0) return;
-  at::Tensor place = whole;
-  for (std::size_t i = 0; i < slice.shape.size(); ++i) {
-    place = place.narrow(static_cast<std::int64_t>(i), slice.offsets[i], slice.shape[i]);
-  }
-  if (place.is_contiguous()) return file.read(saved, place.mutable_data_ptr());
-  const at::Tensor aside = at::empty(slice.shape, place.options());
-  file.read(saved, aside.mutable_data_ptr());
-  place.copy_(aside);
-}
-
-// Reads file by file, in the order in which the slices are there.
-void read_all(const std::string& folder, std::vector<Read> reads) {
-  const c10::AutoGradMode no_grad(false);
-  std::ranges::sort(reads, [](const Read& a, const Read& b) {
-    return a.file != b.file ? a.file < b.file : a.saved->slice.begin < b.saved->slice.begin;
-  });
-  std::optional<SliceFile> open;
-  const SavedFile* at = nullptr;
-  for (const Read& read : reads) {
-    if (at != read.file) open.emplace(folder, *read.file);
-    at = read.file;
-    read_slice(*open, *read.saved, read.whole);
-  }
-}
 
 std::string quoted_names(const Manifest& manifest, const Tensors& tensors) {
   std::set<std::string> names;
@@ -82,12 +47,13 @@ class Load {
     for (const Part& part : parts) {
       if (Contents::is_per_rank(part) && group_.rank() >= manifest_.ranks) continue;
       check_presence(part);
-      request(part);
+      const auto failure = group::error_of([&] { request(part); });
+      if (failure) throw failure->within("part '" + part.name() + "'");
       present_.push_back(part);
     }
   }
 
-  void read() { read_all(folder_, std::move(reads_)); }
+  void read() { read_slices(folder_, std::move(reads_)); }
 
   // Compares what was read with the parts, and changes nothing.
   std::vector<Commit> stage() const {
@@ -133,20 +99,37 @@ class Load {
   // Makes memory for the part's values and notes what to read into it.
   void request(const Part& part) {
     const std::string prefix = prefix_of(part, group_.rank());
+    const PartRows rows(part, prefix);
     for (auto at = tensors_.lower_bound(prefix);
          at != tensors_.end() && at->first.starts_with(prefix); ++at) {
       const auto& [name, tensor] = *at;
       if (!is_needed(part, prefix, name, group_.rank())) continue;
-      at::Tensor whole;
-      const auto no_room = group::error_of(
-          [&] { whole = at::empty(tensor.shape, at::TensorOptions(tensor.dtype)); });
+      std::vector<std::int64_t> shape = tensor.shape;
+      const auto own = needed_rows(rows, prefix, name, tensor);
+      if (own) shape.front() = own->count;
+      at::Tensor memory;
+      const auto no_room =
+          group::error_of([&] { memory = at::empty(shape, at::TensorOptions(tensor.dtype)); });
       if (no_room) {
         throw Error(Blame::Busy, "rank " + std::to_string(group_.rank()) + " has no memory for '" +
                                      name + "' of the checkpoint");
       }
-      values_[name] = {name, whole, tensor.kind, Writer::First};
-      for (const auto& [file, slice] : tensor.slices) reads_.push_back({file, slice, whole});
+      values_[name] = {name, memory, tensor.kind, Writer::First, {}};
+      add_reads(tensor, memory, own ? own->first : 0, reads_);
     }
+  }
+
+  // The rows of the value that this rank has; nullopt if it has the whole value.
+  static std::optional<shard::Rows> needed_rows(const PartRows& rows, const std::string& prefix,
+                                                const std::string& name,
+                                                const SavedTensor& tensor) {
+    const OwnRows* const own = rows.of(name);
+    if (own == nullptr || own->sizes.empty()) return std::nullopt;
+    const std::vector<std::int64_t> sizes = sizes_in_file(*own, tensor.kind);
+    if (tensor.shape == sizes) return own->rows;
+    if (rows.is_state(name)) return std::nullopt;
+    differs("parameter " + in_quotes(name.substr(prefix.size() + 1)),
+            form_of(tensor.dtype, tensor.shape), form_of(own->dtype, sizes));
   }
 
   const std::string folder_;
@@ -154,7 +137,7 @@ class Load {
   const Tensors tensors_;
   const ProcessGroup& group_;
   std::vector<Part> present_;
-  std::vector<Read> reads_;
+  std::vector<SliceRead> reads_;
   Values values_;
 };
 
@@ -173,23 +156,28 @@ void warn_of_other_ranks(const Manifest& manifest, const ProcessGroup& group,
 
 }  // namespace
 
+void share_manifest(std::string& folder, Manifest& manifest, ProcessGroup& group) {
+  const int ranks = broadcast_object(manifest.ranks, 0, group);
+  folder = broadcast_object(folder, 0, group);
+  if (ranks == 0) manifest.ranks = 1;  // as parse_manifest() demands
+  const std::string text =
+      broadcast_object(group.rank() == 0 ? encode(manifest) : std::string(), 0, group);
+  group::agree(group, group::error_of([&] { manifest = parse_manifest(text); }));
+  manifest.ranks = ranks;
+}
+
 void load_folder(const std::string& path, ProcessGroup& group, const std::vector<Part>& parts) {
   Found found;
   group::agree(group, group::error_of([&] {
                  check_names(parts);
                  if (group.rank() == 0) found = find(path);
                }));
-  const bool is_wefts = broadcast_object(found.manifest.ranks != 0, 0, group);
-  if (!is_wefts) found.manifest.ranks = 1;  // as parse_manifest() demands
-  const std::string below = broadcast_object(found.below, 0, group);
-  const std::string text =
-      broadcast_object(group.rank() == 0 ? encode(found.manifest) : std::string(), 0, group);
-  const std::string folder = path + below;
-  Manifest manifest;
+  share_manifest(found.below, found.manifest, group);
+  const Manifest& manifest = found.manifest;
+  const std::string folder = path + found.below;
   std::optional<Load> load;
   std::vector<Commit> commits;
   const std::string here = " on rank " + std::to_string(group.rank()) + ", and nothing was loaded";
-  const auto whole = hold_all_whole(parts, /*writable=*/true, group);
   std::optional<Error> failure;
   const auto attempt = [&](const char* what, const std::function<void()>& call) {
     if (failure) return;
@@ -197,8 +185,6 @@ void load_folder(const std::string& path, ProcessGroup& group, const std::vector
     if (failure) failure = failure->within("the checkpoint '" + folder + what + here);
   };
   attempt("' does not fit", [&] {
-    manifest = parse_manifest(text);
-    if (!is_wefts) manifest.ranks = 0;
     load.emplace(folder, manifest, group);
     load->request(parts);
   });

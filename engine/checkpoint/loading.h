@@ -6,8 +6,12 @@
 #include <vector>
 
 #include <weft/engine/checkpoint/checkpoint.h>
+#include <weft/engine/checkpoint/manifest.h>
 
 namespace weft::checkpoint {
+
+// Collective. Gives all ranks the manifest and the folder that rank 0 has found.
+void share_manifest(std::string& folder, Manifest& manifest, ProcessGroup& group);
 
 // Collective: load() of a folder.
 void load_folder(const std::string& path, ProcessGroup& group, const std::vector<Part>& parts);

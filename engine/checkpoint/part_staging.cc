@@ -16,6 +16,8 @@
 #include <weft/engine/checkpoint/part_contents.h>
 #include <weft/engine/checkpoint/part_staging.h>
 #include <weft/engine/group/collective_error.h>
+#include <weft/engine/shard/libtorch_internals.h>
+#include <weft/engine/shard/unit.h>
 #include <weft/engine/zero/zero.h>
 
 namespace weft::checkpoint {
@@ -36,7 +38,7 @@ std::vector<std::string> parameters_of(const Optimizer& optimizer) {
     const auto& parameters = optimizer.param_groups()[g].params();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       lines.push_back("parameter " + std::to_string(i) + " of group " + std::to_string(g) + " is " +
-                      form_of(parameters[i]));
+                      whole_form_of(parameters[i]));
     }
   }
   return lines;
@@ -288,12 +290,24 @@ Commit stage_numbers(const at::Tensor& value, const detail::Numbers& numbers) {
 
 std::string in_quotes(const std::string& name) { return "'" + name + "'"; }
 
+std::string form_of(c10::ScalarType dtype, at::IntArrayRef sizes) {
+  std::ostringstream text;
+  text << c10::toString(dtype) << " " << sizes;
+  return text.str();
+}
+
 std::string form_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return "an undefined tensor";
   std::ostringstream text;
-  text << c10::toString(tensor.scalar_type()) << " " << tensor.sizes();
+  text << form_of(tensor.scalar_type(), tensor.sizes());
   if (tensor.layout() != at::kStrided) text << " " << tensor.layout();
   return text.str();
+}
+
+std::string whole_form_of(const at::Tensor& tensor) {
+  const auto [unit, place] = shard::owner_of(tensor);
+  if (!unit) return form_of(tensor);
+  return form_of(tensor.scalar_type(), unit->parameters()[place].sizes);
 }
 
 [[noreturn]] void differs(const std::string& what, const std::string& in_file,

@@ -6,6 +6,8 @@
 #include <memory>
 #include <string>
 
+#include <ATen/core/Tensor.h>
+
 #include <weft/engine/checkpoint/checkpoint_parts.h>
 
 namespace weft::checkpoint {
@@ -13,6 +15,9 @@ namespace weft::checkpoint {
 std::string in_quotes(const std::string& name);
 // "Float [2, 3]"
 std::string form_of(const at::Tensor& tensor);
+std::string form_of(c10::ScalarType dtype, at::IntArrayRef sizes);
+// The same with the whole shape of a parameter of which the tensor is this rank's rows.
+std::string whole_form_of(const at::Tensor& tensor);
 [[noreturn]] void differs(const std::string& what, const std::string& in_file,
                           const std::string& here);
 

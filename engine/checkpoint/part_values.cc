@@ -58,8 +58,7 @@ constexpr const char* kReals = "reals";
 constexpr const char* kText = "text";
 constexpr const char* kTexts = "texts";
 constexpr const char* kNothing = "nothing";
-constexpr const char* kTensors = "tensors";     // their number; each has a name of its own
-constexpr const char* kComplex = "complex128";  // two reals for each element
+constexpr const char* kTensors = "tensors";  // their number; each has a name of its own
 constexpr const char* kRequiresGrad = "requires_grad";
 
 at::Tensor bytes_of_text(const std::string& text) {
@@ -91,7 +90,7 @@ Value value_of_tensor(std::string name, const at::Tensor& tensor) {
                                    "' is sparse or quantized, which safetensors files cannot "
                                    "hold; use checkpoint::save, or make it dense");
   }
-  Value value{std::move(name), tensor.detach(), "", Writer::First};
+  Value value{std::move(name), tensor.detach(), "", Writer::First, {}};
   if (tensor.scalar_type() == at::kComplexDouble) {
     value.tensor = at::view_as_real(value.tensor.resolve_conj());
     value.kind = kComplex;
@@ -103,14 +102,6 @@ Value value_of_tensor(std::string name, const at::Tensor& tensor) {
     value.kind = kRequiresGrad;
   }
   return value;
-}
-
-// Dots divide names, so a dot inside of one is written as "%2e".
-std::string step_of(const std::string& name) {
-  std::string step;
-  for (const char letter : name)
-    step += letter == '.' ? "%2e" : letter == '%' ? "%25" : std::string(1, letter);
-  return step;
 }
 
 std::string name_of_step(const std::string& step) {
@@ -163,7 +154,7 @@ class Walk {
         own.push_back(static_cast<std::int64_t>(indices.size()));
         indices.emplace(group.attr("params/" + std::to_string(i)).toStringRef(), own.back());
       }
-      values_.push_back({name + "params", at::tensor(own, at::kLong), "", Writer::First});
+      values_.push_back({name + "params", at::tensor(own, at::kLong), "", Writer::First, {}});
       all(group.attr("options").toModule(), name, Writer::First);
     }
     for (const auto& state : module.attr("state").toModule().named_attributes(false)) {
@@ -200,7 +191,7 @@ class Walk {
 
  private:
   void put(const std::string& name, const at::Tensor& tensor, const char* kind) {
-    values_.push_back({name, tensor, kind, Writer::First});
+    values_.push_back({name, tensor, kind, Writer::First, {}});
   }
 
   bool add_list(const std::string& name, const c10::IValue& value, Writer writer) {
@@ -391,6 +382,13 @@ c10::IValue scalar_of(const at::Tensor& tensor) {
 
 }  // namespace
 
+std::string step_of(const std::string& name) {
+  std::string step;
+  for (const char letter : name)
+    step += letter == '.' ? "%2e" : letter == '%' ? "%25" : std::string(1, letter);
+  return step;
+}
+
 std::string prefix_of(const Part& part, int rank) {
   if (!Contents::is_per_rank(part)) return part.name();
   return part.name() + ".rank" + std::to_string(rank);
@@ -437,8 +435,10 @@ std::vector<Value> values_of(const Part& part, int rank, int ranks) {
       walk.all(root.toModule(), prefix + ".", is_module ? Writer::Any : Writer::First);
     }
   }
-  if (Contents::is_per_rank(part)) {
-    for (Value& value : values) value.writer = Writer::Own;
+  const PartRows rows(part, prefix);
+  for (Value& value : values) {
+    if (Contents::is_per_rank(part)) value.writer = Writer::Own;
+    rows.mark(value);
   }
   return values;
 }

@@ -7,12 +7,14 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <weft/engine/checkpoint/checkpoint.h>
+#include <weft/engine/checkpoint/part_rows.h>
 
 namespace torch::serialize {
 class InputArchive;
@@ -28,17 +30,25 @@ enum class Writer {
   Own,    // this rank, which alone has it
 };
 
+// The kind of a complex tensor: two reals for each element.
+constexpr const char* kComplex = "complex128";
+
 struct Value {
   std::string name;
   at::Tensor tensor;  // the program's own, without a copy where it is one
   // How a tensor stands for a value of another type, such as "integer"; empty for a plain tensor.
   std::string kind;
   Writer writer = Writer::First;
+  // The tensor is these rows of a larger value; Writer::Own.
+  std::optional<OwnRows> rows;
 };
 
 // The values of a part on this rank. `ranks`: of the group. Throws Caller for a value that
 // safetensors cannot hold, and if a value has no tensor.
 std::vector<Value> values_of(const Part& part, int rank, int ranks);
+
+// A name among those that dots divide: a dot inside of it is written as "%2e".
+std::string step_of(const std::string& name);
 
 // The name in front of all names of the part's values: the part's own, or that of its rank.
 std::string prefix_of(const Part& part, int rank);

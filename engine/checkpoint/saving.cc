@@ -262,15 +262,18 @@ std::vector<Value> values_of_parts(const std::vector<Part>& parts, const Process
   return values;
 }
 
-// The values that all ranks must have alike, one line each.
+// The values that all ranks must have alike, or have rows of, one line each.
 std::vector<std::string> divided(const std::vector<Value>& values) {
   std::vector<std::string> lines;
   for (const Value& value : values) {
-    if (value.writer != Writer::Any) continue;
+    if (value.writer != Writer::Any && !value.rows) continue;
+    const at::IntArrayRef sizes = value.rows ? value.rows->sizes : value.tensor.sizes();
     std::string line = "'" + value.name + "', " + c10::toString(value.tensor.scalar_type()) + " [";
-    for (std::int64_t i = 0; i < value.tensor.dim(); ++i)
-      line += (i == 0 ? "" : ", ") + std::to_string(value.tensor.size(i));
-    lines.push_back(line + "]");
+    for (std::size_t i = 0; i < sizes.size(); ++i)
+      line += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
+    line += "]";
+    if (value.rows) line += " in the rows of " + std::to_string(value.rows->holders) + " ranks";
+    lines.push_back(std::move(line));
   }
   return lines;
 }
@@ -350,13 +353,10 @@ struct SavingAccess {
                    names = check_names(parts);
                  }));
     compare_names(group, names, {});
-    // Until the values have been copied.
-    const auto whole = hold_all_whole(parts, /*writable=*/false, group);
-    group::agree(group, error_of([&] {
-                   values = values_of_parts(parts, group);
-                   share = share_of(values, group.rank(), group.size());
-                 }));
+    group::agree(group, error_of([&] { values = values_of_parts(parts, group); }));
     compare_names(group, names, divided(values));
+    divide_equal_rows(values, group);
+    group::agree(group, error_of([&] { share = share_of(values, group.rank(), group.size()); }));
     std::unique_ptr<Numbered> numbered;
     const std::uint64_t number = make_numbered(folder, group, numbered);
     auto job =

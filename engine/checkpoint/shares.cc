@@ -37,6 +37,7 @@ Piece piece_of(const Value& value, std::int64_t begin, std::int64_t rows) {
   piece.slice.shape = piece.tensor.sizes().vec();
   piece.slice.offsets.assign(piece.slice.shape.size(), 0);
   if (is_part) piece.slice.offsets[0] = begin;
+  if (value.rows) piece.slice.offsets[0] += value.rows->rows.first;
   return piece;
 }
 
@@ -63,7 +64,8 @@ Share share_of(const std::vector<Value>& values, int rank, int ranks) {
     const int writer = value.writer == Writer::Any     ? dealt[small++]
                        : value.writer == Writer::First ? 0
                                                        : rank;
-    if (writer == rank) pieces.push_back(piece_of(value, 0, -1));
+    const bool is_empty = value.rows && value.rows->rows.count == 0;
+    if (writer == rank && !is_empty) pieces.push_back(piece_of(value, 0, -1));
   }
   std::vector<Slice> slices;
   std::map<std::string, const Piece*> by_name;

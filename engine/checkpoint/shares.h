@@ -17,7 +17,8 @@ struct Share {
 };
 
 // Values of Writer::Any are cut into rows of dimension 0, as even as possible; small ones go whole
-// to the ranks that have least. Ranks that pass the same values divide them without a hole.
+// to the ranks that have least. Ranks that pass the same values divide them without a hole. Rows
+// that a rank has of its own are one slice.
 Share share_of(const std::vector<Value>& values, int rank, int ranks);
 
 // Host memory for the share's bytes; pinned if some come from a GPU. Throws Busy without memory.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 
@@ -158,14 +159,23 @@ SliceFile::SliceFile(const std::string& folder, const SavedFile& file)
     damaged(path_, "the checksum of its header differs");
 }
 
-void SliceFile::read(const SavedSlice& saved, void* memory) const {
+void SliceFile::read(const SavedSlice& saved, std::uint64_t from, std::uint64_t bytes,
+                     void* memory) const {
   auto* const to = static_cast<char*>(memory);
   const Slice& slice = saved.slice;
-  for (std::uint64_t at = 0; at < slice.bytes; at += kChunk) {
-    const std::uint64_t chunk = std::min(kChunk, slice.bytes - at);
-    get(file_, path_, to + at, chunk, data_ + slice.begin + at);
-    if (!saved.checksums.empty() && digest_of(to + at, chunk) != saved.checksums[at / kChunk])
+  const std::uint64_t data = data_ + slice.begin;
+  if (saved.checksums.empty()) return get(file_, path_, to, bytes, data + from);
+  std::vector<char> aside;  // a chunk of which only a part is wanted
+  for (std::uint64_t begin = from / kChunk * kChunk; begin < from + bytes; begin += kChunk) {
+    const std::uint64_t chunk = std::min(kChunk, slice.bytes - begin);
+    const std::uint64_t first = std::max(begin, from);
+    const std::uint64_t wanted = std::min(begin + chunk, from + bytes) - first;
+    if (wanted < chunk) aside.resize(chunk);
+    char* const place = wanted < chunk ? aside.data() : to + (begin - from);
+    get(file_, path_, place, chunk, data + begin);
+    if (digest_of(place, chunk) != saved.checksums[begin / kChunk])
       damaged(path_, "the checksum of '" + slice.name + "' differs");
+    if (wanted < chunk) std::memcpy(to + (first - from), place + (first - begin), wanted);
   }
 }
 

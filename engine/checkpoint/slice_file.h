@@ -22,8 +22,9 @@ class SliceFile {
  public:
   // Throws Caller if the file is missing, or is not the one that the manifest describes.
   SliceFile(const std::string& folder, const SavedFile& file);
-  // Fills `memory` with the slice's bytes. Throws Caller if they are not those that were written.
-  void read(const SavedSlice& saved, void* memory) const;
+  // Fills `memory` with some of the slice's bytes. Reads whole chunks where there are checksums.
+  // Throws Caller if they are not those that were written.
+  void read(const SavedSlice& saved, std::uint64_t from, std::uint64_t bytes, void* memory) const;
 
  private:
   std::string path_;

@@ -23,6 +23,7 @@ checkpoint, whole, slices = sys.argv[1:]
 
 expected = {
     "model.first.weight": torch.arange(5 * 6, dtype=torch.float64).reshape(5, 6),
+    "sharded.first.weight": torch.arange(5 * 6, dtype=torch.float64).reshape(5, 6),
     "large": torch.arange(40_000, dtype=torch.float32).reshape(400, 100),
     "bits": torch.tensor([True, False, True]),
     "epoch": torch.tensor(7, dtype=torch.int64),
@@ -69,10 +70,12 @@ for rank in range(2):
     columns = expected["model.first.weight"][:, 3 * rank : 3 * rank + 3]
     own = {
         "model.first.weight": columns.contiguous(),
+        "sharded.first.weight": columns.contiguous(),
         "large": expected["large"][200 * rank : 200 * rank + 200],
     }
     offsets = {
         "model.first.weight": {"saved_offsets": [0, 3 * rank]},
+        "sharded.first.weight": {"saved_offsets": [0, 3 * rank]},
         "large": {"saved_offsets": [200 * rank, 0]},
     }
     if rank == 0:

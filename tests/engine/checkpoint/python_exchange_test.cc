@@ -28,6 +28,7 @@ TORCH_MODULE(One);
 
 struct Values {
   One net;
+  One sharded;
   torch::Tensor large = torch::arange(40'000, torch::kFloat).reshape({400, 100});
   std::vector<bool> bits = {true, false, true};
   int epoch = 7;
@@ -37,13 +38,16 @@ struct Values {
   Values() {
     const torch::NoGradGuard no_grad;
     net->first->weight.copy_(weight);
+    sharded->first->weight.copy_(weight);
   }
   std::vector<checkpoint::Part> parts() {
-    return {{"model", net}, {"large", large}, {"bits", bits}, {"epoch", epoch}, {"half", half}};
+    return {{"model", net}, {"sharded", sharded}, {"large", large},
+            {"bits", bits}, {"epoch", epoch},     {"half", half}};
   }
   void clear() {
     const torch::NoGradGuard no_grad;
     net->first->weight.zero_();
+    for (auto& shard : sharded->parameters()) shard.zero_();
     large.zero_();
     bits.clear();
     epoch = 0;
@@ -51,6 +55,9 @@ struct Values {
   }
   void expect_same(const Values& other) const {
     expect_equal({net->first->weight, large, half}, {other.weight, other.large, other.half});
+    One whole = sharded;
+    const FullParameters full(*whole);
+    expect_equal(whole->parameters(), {other.weight});
     EXPECT_EQ(bits, other.bits);
     EXPECT_EQ(epoch, other.epoch);
   }
@@ -63,6 +70,7 @@ TEST(PythonExchange, BothReadWhatTheOtherWrites) {
   std::filesystem::create_directory(slices);
   harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
     Values values;
+    const FullyShardedDataParallel sharded(values.sharded, group);
     checkpoint::save_async(folder.path() + "/run", group, values.parts()).wait();
   });
   const int status = std::system(
@@ -75,6 +83,7 @@ TEST(PythonExchange, BothReadWhatTheOtherWrites) {
     for (const std::string& path : {whole, slices}) {
       EXPECT_TRUE(checkpoint::exists(path, group));
       Values values;
+      const FullyShardedDataParallel sharded(values.sharded, group);
       values.clear();
       checkpoint::load(path, group, values.parts());
       values.expect_same(Values());

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <weft/engine/checkpoint/checkpoint_parts.h>
+#include <weft/engine/checkpoint/part_contents.h>
+#include <weft/engine/checkpoint/part_rows.h>
+#include <weft/engine/checkpoint/part_values.h>
+#include <weft/engine/group/objects.h>
+#include <weft/engine/shard/libtorch_internals.h>
+#include <weft/engine/shard/unit.h>
+
+namespace weft::checkpoint {
+
+namespace {
+
+// The rows of sharded tensors, by name.
+class Collected {
+ public:
+  explicit Collected(std::map<std::string, OwnRows>& rows) : rows_(rows) {}
+
+  void add(const std::string& name, const at::Tensor& tensor) {
+    const auto [unit, place] = shard::owner_of(tensor);
+    if (!unit) return;
+    if (checked_.insert(unit.get()).second && !unit->is_held()) unit->check_shards();
+    const shard::UnitParameter& parameter = unit->parameters()[place];
+    OwnRows own;
+    own.holder = unit->group().rank();
+    own.holders = unit->group().size();
+    own.sizes = parameter.sizes;
+    own.dtype = parameter.dtype;
+    own.rows = parameter.rows(own.holder, own.holders);
+    rows_.emplace(name, std::move(own));
+  }
+
+  void add_all(const torch::nn::Module& module, const std::string& prefix) {
+    for (const auto& item : module.named_parameters(false))
+      add(prefix + step_of(item.key()), item.value());
+    for (const auto& item : module.named_children()) {
+      if (item.value()->is_serializable())
+        add_all(*item.value(), prefix + step_of(item.key()) + ".");
+    }
+  }
+
+ private:
+  std::map<std::string, OwnRows>& rows_;
+  std::set<const shard::Unit*> checked_;
+};
+
+}  // namespace
+
+std::vector<std::int64_t> sizes_in_file(const OwnRows& own, const std::string& kind) {
+  std::vector<std::int64_t> sizes = own.sizes;
+  if (kind == kComplex) sizes.push_back(2);
+  return sizes;
+}
+
+PartRows::PartRows(const Part& part, const std::string& prefix) {
+  // Each rank saves and loads what it has itself.
+  if (Contents::is_per_rank(part)) return;
+  Collected collected(rows_);
+  const auto& content = Contents::of(part);
+  if (const auto* const module = std::get_if<torch::nn::Module*>(&content)) {
+    collected.add_all(**module, prefix + ".");
+  } else if (const auto* const optimizer = std::get_if<torch::optim::Optimizer*>(&content)) {
+    states_ = prefix + ".state.";
+    std::size_t index = 0;
+    for (const auto& group : (*optimizer)->param_groups()) {
+      for (const at::Tensor& parameter : group.params())
+        collected.add(states_ + std::to_string(index++), parameter);
+    }
+  }
+}
+
+const OwnRows* PartRows::of(const std::string& name) const {
+  const std::string key = is_state(name) ? name.substr(0, name.find('.', states_.size())) : name;
+  const auto found = rows_.find(key);
+  return found == rows_.end() ? nullptr : &found->second;
+}
+
+void PartRows::mark(Value& value) const {
+  const OwnRows* const own = of(value.name);
+  if (own == nullptr) return;
+  const bool is_scalar = own->sizes.empty();
+  const std::vector<std::int64_t> sizes = sizes_in_file(*own, value.kind);
+  std::vector<std::int64_t> shape = sizes;
+  if (!is_scalar) shape.front() = own->rows.count;
+  if (value.tensor.sizes() != at::IntArrayRef(shape)) return;
+  // A scalar is on every rank, and of a value without elements no rank has rows.
+  const bool has_rows = !is_scalar && std::ranges::find(sizes, 0) == sizes.end();
+  value.writer = has_rows ? Writer::Own : Writer::First;
+  if (!has_rows) return;
+  value.rows = *own;
+  value.rows->sizes = sizes;
+}
+
+void divide_equal_rows(std::vector<Value>& values, ProcessGroup& group) {
+  std::vector<std::int64_t> holders;
+  bool has_equal = false;
+  for (const Value& value : values) {
+    if (!value.rows) continue;
+    holders.push_back(value.rows->holder);
+    has_equal |= value.rows->holders < group.size();
+  }
+  if (!has_equal) return;  // on all ranks: these have compared their values
+  const auto all = all_gather_object(holders, group);
+  std::size_t index = 0;
+  for (Value& value : values) {
+    if (!value.rows) continue;
+    int ranks = 0;
+    int rank = 0;
+    for (int other = 0; other < group.size(); ++other) {
+      if (all[static_cast<std::size_t>(other)][index] != value.rows->holder) continue;
+      if (other < group.rank()) ++rank;
+      ++ranks;
+    }
+    ++index;
+    const shard::Rows part = shard::rows_of(value.rows->rows.count, rank, ranks);
+    value.tensor = value.tensor.narrow(0, part.first, part.count);
+    value.rows->rows = {value.rows->rows.first + part.first, part.count};
+  }
+}
+
+}  // namespace weft::checkpoint

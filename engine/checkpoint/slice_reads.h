@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads the rows of tensors out of the slices that a checkpoint's files have of them. Internal.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <weft/engine/checkpoint/manifest.h>
+
+namespace weft::checkpoint {
+
+// One slice of which some rows are wanted.
+struct SliceRead {
+  const SavedFile* file;
+  const SavedSlice* saved;
+  at::Tensor to;       // on the host
+  std::int64_t first;  // the row of the whole tensor at which `to` begins
+};
+
+// Adds the slices that have some of the rows.
+void add_reads(const SavedTensor& tensor, const at::Tensor& to, std::int64_t first,
+               std::vector<SliceRead>& reads);
+
+// Reads file by file, in the order in which the slices are there. Throws as SliceFile does.
+void read_slices(const std::string& folder, std::vector<SliceRead> reads);
+
+}  // namespace weft::checkpoint
