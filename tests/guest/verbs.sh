@@ -23,8 +23,10 @@ tests() { # tests TITLE PROGRAM FILTER: runs the tests that match; each pattern 
   check "$1" "$2" --gtest_brief=1 "--gtest_filter=$3"
 }
 # apart TITLE FILTER: runs the claims of processes by themselves. A process that has run other
-# claims has threads that have not ended yet, and would fork in the middle of their work: meanwhile
-# a heap whose pages are pinned for a device is copied page by page.
+# claims has threads that have not ended yet, and would fork in the middle of their work. A child has
+# pages that are registered for a device as they were in the middle of fork(), and all others as they
+# were at its end: if such pages belong to the heap, a block that a thread freed meanwhile is half
+# free in the child.
 apart() {
   tests "$1, processes" /mnt/bin/guest_test "$2:-*ConnectionClaims.*:*PutClaims.*:*/VerbsThreads2"
   tests "$1, threads" /mnt/bin/guest_test "$2:-*ProcessClaims.*"

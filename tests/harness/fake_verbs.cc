@@ -411,6 +411,14 @@ std::size_t FakeVerbs::registrations() const {
   return world_->regions.size();
 }
 
+std::vector<Slice> FakeVerbs::registered() const {
+  std::lock_guard lock(world_->mutex);
+  std::vector<Slice> memory;
+  for (const auto& [key, region] : world_->regions)
+    memory.push_back({region->addr, region->length, Device::host()});
+  return memory;
+}
+
 void FakeVerbs::look_through(std::function<std::byte*(const void*)> behind) {
   world_->behind = std::move(behind);
 }

@@ -35,6 +35,7 @@ class FakeVerbs {
   std::vector<int> ports_in_use() const;
 
   std::size_t registrations() const;
+  std::vector<Slice> registered() const;  // the memory of each
   // Makes registering fail from now on, as at the limit of locked memory.
   void limit_locked_memory(bool is_limited);
   // Marks memory as mapped read-only: registering any of it with write access for the device fails.

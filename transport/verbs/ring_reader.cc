@@ -3,6 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include <unistd.h>
+
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/transport/verbs/ring_reader.h>
@@ -12,6 +14,11 @@ namespace weft::transport::verbs {
 namespace {
 
 constexpr std::size_t kLeastPlace = 4 << 10;  // for less, the ring is as fast
+
+std::size_t whole_pages(std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
+}
 
 }  // namespace
 
@@ -23,14 +30,14 @@ RingReader::RingReader(QueuePair& pair, std::shared_ptr<RegistrationCache> regis
       ring_(kRingBytes),
       ring_registration_(pair.path().device, ring_.whole(), Access::RemoteWrite),
       receives_(static_cast<std::uint32_t>(pair.depths().receives)),
-      notes_(receives_ * Note::kBytes),
-      notes_registration_(pair.path().device, {notes_.data(), notes_.size(), weft::Device::host()},
+      notes_(whole_pages(receives_ * Note::kBytes)),
+      notes_registration_(pair.path().device, {notes_.at(0), notes_.bytes(), weft::Device::host()},
                           Access::Receive) {
   for (std::uint32_t i = 0; i < receives_; ++i) post_receive(i);
 }
 
 void RingReader::post_receive(std::uint64_t number) {
-  if (!pair_.post_receive(number, &notes_[number * Note::kBytes], Note::kBytes,
+  if (!pair_.post_receive(number, notes_.at(number * Note::kBytes), Note::kBytes,
                           notes_registration_.local_key())) {
     throw Error(Blame::Device, pair_.path().name() + ": a receive cannot be posted");
   }
@@ -62,7 +69,7 @@ const char* RingReader::wrote(std::uint64_t number, std::uint32_t immediate) {
 
 const char* RingReader::noted(std::uint64_t number, std::uint32_t bytes) {
   const auto note = decode_note(
-      Bytes(notes_).subspan(number * Note::kBytes, std::min<std::size_t>(bytes, Note::kBytes)));
+      Bytes(notes_.at(number * Note::kBytes), std::min<std::size_t>(bytes, Note::kBytes)));
   received(number);
   if (!note) return "an invalid note";
   if (const char* why = take(*note)) return why;

@@ -72,7 +72,10 @@ class RingReader {
   Mirror ring_;
   const Registration ring_registration_;
   const std::uint32_t receives_;
-  std::vector<std::byte> notes_;  // a buffer for each receive
+  // A buffer for each receive. Not on the heap: while a page of private memory is registered,
+  // fork() copies it at another moment than the pages around it, so the child's heap may be
+  // inconsistent.
+  Mirror notes_;
   const Registration notes_registration_;
 
   std::uint64_t head_ = 0;  // bytes received in total

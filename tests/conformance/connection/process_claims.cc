@@ -191,7 +191,8 @@ TEST_P(ConnectionProcessClaims, LaterSendsToAnEndedPeerFail) {
   expect_sends_to_fail(*near, *loop);
 }
 
-// Returns the address of a process that listened and was killed.
+// Returns the address of a process that listened and was killed. Call it before start(), after
+// which this process has threads.
 std::string address_of_a_killed_listener(const std::string& backend) {
   Child killed([&](Child& self) {
     const auto own_loop = std::make_shared<EventLoop>("gone");
@@ -204,9 +205,9 @@ std::string address_of_a_killed_listener(const std::string& backend) {
 }
 
 TEST_P(ConnectionProcessClaims, KilledListenerCannotBeReached) {
+  const std::string address = address_of_a_killed_listener(GetParam());
   const bool is_started = start([](Far& far) { far.wait_for_word(); });
   if (!is_started) return;
-  const std::string address = address_of_a_killed_listener(GetParam());
   const auto connection = transport->connector()->connect(
       address, {loop, Deadline::in(std::chrono::milliseconds(300))});
   Mailbox mail(*connection, loop);
@@ -217,9 +218,9 @@ TEST_P(ConnectionProcessClaims, KilledListenerCannotBeReached) {
 // As a remote call connects: the worker has listened before, so a refusal does not mean that its
 // process has yet to start.
 TEST_P(ConnectionProcessClaims, RefusingPeerThatListenedIsLost) {
+  const std::string address = address_of_a_killed_listener(GetParam());
   const bool is_started = start([](Far& far) { far.wait_for_word(); });
   if (!is_started) return;
-  const std::string address = address_of_a_killed_listener(GetParam());
   const auto connection = transport->connector()->connect(
       address, {.loop = loop, .deadline = Deadline::never(), .has_listened = true});
   Mailbox mail(*connection, loop);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Both halves of a connection over a queue pair, step by step.
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <fstream>
 #include <random>
 
 #include <gmock/gmock.h>
@@ -316,6 +319,28 @@ TEST(VerbsRings, ImpossibleStatementsAreRefused) {
   EXPECT_EQ(immediate(kRingBytes), "");
   EXPECT_EQ(note({.kind = Note::Kind::Waits, .bytes = ~std::uint64_t{0}}), "")
       << "a size alone must not reserve memory";
+}
+
+// True if one mapping of this process, which a forked child would share, contains the memory.
+bool is_shared_mapping(const Slice& memory) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory.data);
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::uintptr_t first = 0, end = 0;
+    char access[5] = {};
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %4s", &first, &end, access) != 3)
+      continue;
+    if (begin >= first && begin < end) return access[3] == 's';
+  }
+  return false;
+}
+
+// While private memory is registered, fork() copies its pages at once and the others later: in a
+// child, a heap with such pages may contradict itself.
+TEST(VerbsRegistrations, IdleConnectionHasNoneOfPrivateMemory) {
+  const Ends ends;
+  EXPECT_THAT(ends.fake.registered(), testing::Not(testing::IsEmpty()));
+  EXPECT_THAT(ends.fake.registered(), testing::Each(testing::Truly(is_shared_mapping)));
 }
 
 TEST(VerbsRegistrations, PartOfUsedMemoryIsNotReregistered) {
