@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Models that are sharded over a mesh: along its last axis, and averaged along its first.
+#include <limits>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/adamw.h>
 
 #include <weft/mesh.h>
 #include <weft/tests/harness/ranks.h>
+#include <weft/training.h>
 
 #include "sharded_models.h"
 
@@ -116,6 +120,186 @@ TEST(ShardedOverMesh, ThreeAxesAreRefused) {
     }
     const auto make = [] { return blocks(2); };
     expect_close(trained_over(mesh.slice({"b", "c"}), make), trained_by_ddp(group, make));
+  });
+}
+
+// A scalar, a layer of five rows, one of a single row, which leaves ranks without any, and one that
+// is used by even ranks only.
+struct UnevenImpl : nn::Module {
+  torch::Tensor forward(const torch::Tensor& x, bool uses_side) {
+    const auto y = torch::tanh(first(x));
+    return scale * last(uses_side ? y + side(x) : y);
+  }
+  torch::Tensor scale = register_parameter("scale", torch::ones({}));
+  nn::Linear first = register_module("first", nn::Linear(8, 5));
+  nn::Linear side = register_module("side", nn::Linear(8, 5));
+  nn::Linear last = register_module("last", nn::Linear(5, 1));
+};
+TORCH_MODULE(Uneven);
+
+template <class Wrapped>
+void backward(Wrapped& wrapped, int rank, std::uint64_t step = 0) {
+  const auto input = numbers({4, 8}, 100 * step + static_cast<std::uint64_t>(rank));
+  loss_of(wrapped(input, true)).backward();
+}
+
+TEST(ShardedOverMesh, ClippingCountsEachRowOnce) {
+  run_ranks(As::Threads, 4, [](ProcessGroup& group) {
+    Uneven reference, net;
+    fill_values(*reference);
+    fill_values(*net);
+    DistributedDataParallel ddp(reference, group);
+    FullyShardedDataParallel sharded(net, two_axes(group, 2));
+    backward(ddp, group.rank());
+    backward(sharded, group.rank());
+    for (const double norm_type : {2.0, 1.0}) {
+      const double norm = clip_grad_norm_(*reference, 0.01, norm_type).item<double>();
+      EXPECT_NEAR(clip_grad_norm_(*net, 0.01, norm_type).item<double>(), norm, 1e-5 * norm);
+      EXPECT_NEAR(clip_grad_norm_(*net, 1, norm_type).item<double>(), 0.01, 1e-5);
+    }
+  });
+}
+
+TEST(ShardedOverMesh, OneRanksInfinityStopsTheStepOfAll) {
+  run_ranks(As::Threads, 4, [](ProcessGroup& group) {
+    Uneven net;
+    fill_values(*net);
+    FullyShardedDataParallel sharded(net, two_axes(group, 2));
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    GradScaler scaler;
+    for (const bool is_finite : {false, true}) {
+      optimizer.zero_grad();
+      auto input = numbers({4, 8}, 3);
+      if (!is_finite && group.rank() == 3) input[0][0] = std::numeric_limits<float>::infinity();
+      scaler.scale(loss_of(sharded(input, true))).backward();
+      EXPECT_EQ(scaler.step(optimizer), is_finite) << "rank " << group.rank();
+      scaler.update();
+    }
+  });
+}
+
+TEST(ShardedOverMesh, NoSyncKeepsGradientsUntilTheNextBackward) {
+  run_ranks(As::Threads, 4, [](ProcessGroup& group) {
+    Uneven reference, net;
+    fill_values(*reference);
+    fill_values(*net);
+    DistributedDataParallel ddp(reference, group);
+    FullyShardedDataParallel sharded(net, two_axes(group, 2), {.reshard_after_forward = false});
+    const auto accumulate = [&](auto& wrapped) {
+      for (const std::uint64_t step : {0U, 1U, 2U}) {
+        const auto local = wrapped.no_sync(step < 2);
+        backward(wrapped, group.rank(), step);
+      }
+    };
+    accumulate(ddp);
+    accumulate(sharded);
+    torch::optim::SGD of_reference(reference->parameters(), 1.0), of_net(net->parameters(), 1.0);
+    of_reference.step();
+    of_net.step();
+    expect_close(whole(*net), copies(reference->parameters()));
+  });
+}
+
+TEST(ShardedOverMesh, AParameterThatOneRankUsesIsAveragedOverAll) {
+  run_ranks(As::Threads, 4, [](ProcessGroup& group) {
+    Uneven reference, net;
+    fill_values(*reference);
+    fill_values(*net);
+    DistributedDataParallel ddp(reference, group, {.find_unused_parameters = true});
+    FullyShardedDataParallel sharded(net, two_axes(group, 2), {.units = [](const auto&, auto&) {
+                                       return false;  // the root alone
+                                     }});
+    const auto input = numbers({4, 8}, static_cast<std::uint64_t>(group.rank()));
+    // Used by rank 1 alone: the ranks of the other row hear of it by the sum along the first axis.
+    loss_of(ddp(input, group.rank() == 1)).backward();
+    loss_of(sharded(input, group.rank() == 1)).backward();
+    torch::optim::SGD of_reference(reference->parameters(), 1.0), of_net(net->parameters(), 1.0);
+    of_reference.step();
+    of_net.step();
+    EXPECT_TRUE(net->side->parameters()[0].grad().defined());
+    expect_close(whole(*net), copies(reference->parameters()));
+    // Used by none: no gradient.
+    of_net.zero_grad();
+    loss_of(sharded(input, false)).backward();
+    EXPECT_FALSE(net->side->parameters()[0].grad().defined());
+  });
+}
+
+TEST(ShardedOverMesh, ReduceDtypeHoldsAlongBothAxes) {
+  run_ranks(As::Threads, 4, [](ProcessGroup& group) {
+    Uneven net;
+    {
+      const torch::NoGradGuard no_grad;
+      net->scale.fill_(1);
+    }
+    FullyShardedDataParallel sharded(net, two_axes(group, 2), {.reduce_dtype = torch::kBFloat16});
+    // Gradients of 1, 2, 3 and 4 have an average that bfloat16 holds.
+    const float mine = static_cast<float>(group.rank() + 1);
+    (sharded(torch::zeros({1, 8}), false) * mine).sum().backward();
+    const auto bias = net->last->parameters()[1];
+    if (bias.numel() > 0) {
+      EXPECT_EQ(bias.grad().scalar_type(), torch::kFloat);
+      EXPECT_EQ(bias.grad().item<double>(), 2.5);
+    }
+  });
+}
+
+TEST(ShardedOverMesh, BuffersAndValuesComeFromTheFirstRankOfTheMesh) {
+  run_ranks(As::Threads, 4, [](ProcessGroup& group) {
+    nn::BatchNorm1d net(6);
+    const auto mine = static_cast<float>(group.rank() + 1);
+    {
+      const torch::NoGradGuard no_grad;
+      net->weight.fill_(mine);
+      net->running_mean.fill_(mine);
+    }
+    const FullyShardedDataParallel sharded(net, two_axes(group, 2));
+    EXPECT_TRUE(torch::equal(net->running_mean, torch::ones({6})));
+    EXPECT_TRUE(torch::equal(whole(*net)[0], torch::ones({6})));
+  });
+}
+
+TEST(ShardedOverMesh, WrittenValuesStayOnAllRanks) {
+  run_ranks(As::Threads, 4, [](ProcessGroup& group) {
+    auto net = blocks(2);
+    fill_values(*net);
+    const FullyShardedDataParallel sharded(net, two_axes(group, 2));
+    {
+      const FullParameters full(*net, /*writable=*/true);
+      fill_values(*net, 7);
+    }
+    auto expected = blocks(2);
+    fill_values(*expected, 7);
+    EXPECT_TRUE(are_equal(whole(*net), copies(expected->parameters())));
+  });
+}
+
+TEST(ShardedOverMesh, UnitsThatDifferBetweenRowsAreRefusedOnAll) {
+  run_ranks(As::Threads, 4, [](ProcessGroup& group) {
+    auto net = blocks(2);
+    FullyShardOptions options;
+    if (group.rank() >= 2) options.units = [](const auto&, const auto&) { return false; };
+    const Mesh mesh = two_axes(group, 2);
+    const Error error = error_of([&] { FullyShardedDataParallel(net, mesh, options); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), ::testing::ContainsRegex("rank 2: .*rank 3: "));
+  });
+}
+
+TEST(ShardedOverMesh, BlocksMayBeShardedWhileTheModelIsBuilt) {
+  run_ranks(As::Threads, 4, [](ProcessGroup& group) {
+    const Mesh mesh = two_axes(group, 2);
+    const auto make = [] { return blocks(3); };
+    auto net = make();
+    fill_values(*net);
+    for (const auto& block : net->children()) fully_shard(block, mesh);
+    FullyShardedDataParallel sharded(net, mesh);
+    train(sharded, *net, group.rank());
+    expect_close(whole(*net), trained_by_ddp(group, make));
+    auto other = make();
+    fully_shard(other->ptr(0), mesh["rows"]);
+    const Error error = error_of([&] { FullyShardedDataParallel(other, mesh); });
+    EXPECT_THAT(error.text(), ::testing::HasSubstr("another group or mesh"));
   });
 }
 

@@ -7,6 +7,7 @@
 #include <torch/optim/adamw.h>
 
 #include <weft/checkpoint.h>
+#include <weft/mesh.h>
 #include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/ranks.h>
 
@@ -96,6 +97,30 @@ TEST_P(ShardedCheckpoints, ShardsOnAnyNumberOfRanksLoadAWholeModel) {
       train(sharded, optimizer, 3);
       const auto mine = whole(*net);
       for (std::size_t i = 0; i < mine.size(); ++i)
+        EXPECT_TRUE(torch::allclose(mine[i], expected[i], 1e-5, 1e-7));
+    });
+  }
+}
+
+TEST_P(ShardedCheckpoints, AMeshLoadsWhatAnotherMeshHasSaved) {
+  std::vector<torch::Tensor> expected;
+  for (const int first : {2, 4, 1}) {
+    run_ranks(As::Threads, 4, [&](ProcessGroup& group) {
+      auto net = uneven();
+      fill_values(*net);
+      FullyShardedDataParallel sharded(net, Mesh(group, {{"copies", first}, {"rows", -1}}));
+      torch::optim::AdamW optimizer(net->parameters());
+      const bool saves = first == 2;
+      if (saves) {
+        train(sharded, optimizer, 3);
+        save(group, {{"model", net}, {"optimizer", optimizer}});
+      } else {
+        checkpoint::load(path(), group, {{"model", net}, {"optimizer", optimizer}});
+      }
+      train(sharded, optimizer, 3);
+      const auto mine = whole(*net);
+      if (saves && group.rank() == 0) expected = mine;
+      for (std::size_t i = 0; i < mine.size() && !saves; ++i)
         EXPECT_TRUE(torch::allclose(mine[i], expected[i], 1e-5, 1e-7));
     });
   }
