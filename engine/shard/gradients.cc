@@ -319,6 +319,7 @@ void Reduction::finish(std::vector<at::Tensor>& gradients,
 
 void GradientReducer::keep(const Unit& unit, const std::vector<std::size_t>& parameters,
                            std::vector<at::Tensor>& gradients) {
+  keeps_[unit.index] = true;
   auto& kept = unreduced_[unit.index];
   kept.resize(unit.parameters().size());
   for (std::size_t slot = 0; slot < parameters.size(); ++slot) {
@@ -343,6 +344,7 @@ std::shared_ptr<Reduction> GradientReducer::reduce(const Unit& unit,
     keep(unit, parameters, gradients);
     for (std::size_t slot = 0; slot < parameters.size(); ++slot)
       gradients[slot] = std::exchange(kept[parameters[slot]], {});
+    keeps_[unit.index] = false;
   }
   auto reduction = std::make_shared<Reduction>();
   reduction->replicas = unit.ranks().replicas;

@@ -59,11 +59,13 @@ struct Reduction {
 
 class GradientReducer {
  public:
-  explicit GradientReducer(std::size_t units) : unreduced_(units) {}
+  explicit GradientReducer(std::size_t units) : unreduced_(units), keeps_(units) {}
 
   // Keeps the whole gradients of the unit's parameters, added to those that it keeps already.
   void keep(const Unit& unit, const std::vector<std::size_t>& parameters,
             std::vector<at::Tensor>& gradients);
+  // True from keep() to the unit's next reduce(), alike on all ranks.
+  bool keeps(const Unit& unit) const { return keeps_[unit.index]; }
   // Starts to average them, together with what is kept. Waits for the reduction before, so that at
   // most two are in flight. `outputs`: by slot, where this rank's rows of the averages will be.
   std::shared_ptr<Reduction> reduce(const Unit& unit, const std::vector<std::size_t>& parameters,
@@ -72,6 +74,7 @@ class GradientReducer {
 
  private:
   std::vector<std::vector<at::Tensor>> unreduced_;  // by unit and parameter
+  std::vector<bool> keeps_;                         // by unit
   std::weak_ptr<Reduction> last_;                   // owned by its nodes
 };
 

@@ -3,7 +3,9 @@
 #include <utility>
 
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <weft/base/log.h>
 #include <weft/engine/autograd/execution_context.h>
@@ -237,9 +239,54 @@ std::shared_ptr<Reduction> ShardedModel::take_gradients(Unit& unit,
   kept_[unit.index] = false;
   std::erase(present_, unit.index);
   if (!unit.is_held()) unit.free();
-  if (synchronizes) return reducer_.reduce(unit, parameters, std::move(gradients), outputs);
-  reducer_.keep(unit, parameters, gradients);
-  return nullptr;
+  if (!synchronizes) {
+    reducer_.keep(unit, parameters, gradients);
+    return nullptr;
+  }
+  average_rest_later();
+  return reducer_.reduce(unit, parameters, std::move(gradients), outputs);
+}
+
+void ShardedModel::average_rest_later() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (std::exchange(averaging_task_, task) == task) return;
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    if (const auto model = weak.lock()) model->average_rest();
+  });
+}
+
+void ShardedModel::average_rest() {
+  const c10::AutoGradMode no_grad(false);
+  struct Rest {
+    std::vector<at::Tensor> shards, gradients;  // of the parameters that are trained now
+    std::shared_ptr<Reduction> reduction;
+  };
+  std::vector<Rest> rests;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& unit : units_) {
+      if (!reducer_.keeps(*unit)) continue;
+      Rest rest;
+      std::vector<std::size_t> parameters;
+      for (std::size_t i = 0; i < unit->parameters().size(); ++i) {
+        const at::Tensor shard = unit->parameters()[i].shard();
+        if (!shard.requires_grad()) continue;
+        parameters.push_back(i);
+        rest.shards.push_back(shard);
+      }
+      rest.gradients.resize(parameters.size());
+      rest.reduction = reducer_.reduce(*unit, parameters, rest.gradients, rest.gradients);
+      rests.push_back(std::move(rest));
+    }
+  }
+  for (Rest& rest : rests) {
+    rest.reduction->wait();
+    std::vector<at::ScalarType> dtypes;
+    for (const at::Tensor& shard : rest.shards) dtypes.push_back(shard.scalar_type());
+    rest.reduction->finish(rest.gradients, dtypes);
+    for (std::size_t i = 0; i < rest.shards.size(); ++i)
+      (*torch::autograd::impl::grad_accumulator(rest.shards[i]))({std::move(rest.gradients[i])});
+  }
 }
 
 ShardedModel::Statistics ShardedModel::statistics() const {

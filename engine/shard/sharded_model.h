@@ -73,6 +73,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
       WEFT_REQUIRES(mutex_);
   void require_unchanged(const Unit& unit) const WEFT_REQUIRES(mutex_);
   void start_gather(Unit& unit, bool is_ahead) WEFT_REQUIRES(mutex_);
+  // At the end of the backward that runs, averages what units that it does not use have kept.
+  void average_rest_later() WEFT_REQUIRES(mutex_);
+  void average_rest();
   void free_unless(const std::vector<std::size_t>& needed) WEFT_REQUIRES(mutex_);
 
   const std::vector<std::shared_ptr<Unit>> units_;
@@ -90,6 +93,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   std::vector<bool> kept_ WEFT_GUARDED_BY(mutex_);            // by unit: until its gradients come
   std::vector<std::uint64_t> versions_ WEFT_GUARDED_BY(mutex_);  // by unit: at the last forward
   GradientReducer reducer_ WEFT_GUARDED_BY(mutex_);
+  int averaging_task_ WEFT_GUARDED_BY(mutex_) = -1;  // libtorch's number of the backward
   Statistics statistics_ WEFT_GUARDED_BY(mutex_);
 };
 

@@ -211,57 +211,6 @@ TEST(ShardedPasses, AChangeOfOrderWorksAndIsSaidOnce) {
   });
 }
 
-TEST(ShardedPasses, NoSyncKeepsGradientsUntilTheNextBackward) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
-    const auto train = [&](auto& wrapped, auto& model) {
-      torch::optim::AdamW optimizer(model->parameters());
-      for (int step = 0; step < 2; ++step) {
-        optimizer.zero_grad();
-        for (int part = 0; part < 3; ++part) {
-          const auto local = wrapped.no_sync(part < 2);
-          wrapped(numbers({4, 8}, seed(group, 10 * step + part))).square().mean().backward();
-        }
-        optimizer.step();
-      }
-    };
-    auto reference = blocks(3);
-    fill_values(*reference);
-    DistributedDataParallel ddp(reference, group);
-    train(ddp, reference);
-    auto model = blocks(3);
-    fill_values(*model);
-    FullyShardedDataParallel sharded(model, group);
-    train(sharded, model);
-    EXPECT_TRUE(are_equal(whole(*model), copies(reference->parameters())));
-  });
-}
-
-TEST(ShardedPasses, NoSyncSendsNoGradients) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
-    auto model = blocks(2);
-    FullyShardedDataParallel sharded(model, group);
-    {
-      const auto local = sharded.no_sync();
-      sharded(torch::ones({4, 8})).sum().backward();
-    }
-    for (const auto& shard : model->parameters()) EXPECT_FALSE(shard.grad().defined());
-  });
-}
-
-struct BranchesImpl : nn::Module {
-  BranchesImpl()
-      : a(register_module("a", Block())),
-        b(register_module("b", Block())),
-        c(register_module("c", Block())) {}
-  // `part`: b's second layer alone.
-  torch::Tensor forward(torch::Tensor x, bool uses_b, bool part = false) {
-    x = a(x);
-    if (uses_b) x = part ? torch::linear(x, b->down->weight.t()) : b(x);
-    return part ? x.sum() : c(x).sum();
-  }
-  Block a, b, c;
-};
-
 TEST(ShardedPasses, UnitsThatNoRankUsesHaveNoGradient) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     auto model = std::make_shared<BranchesImpl>();

@@ -35,6 +35,21 @@ inline torch::nn::Sequential blocks(int count, std::int64_t width = 8, std::int6
   return net;
 }
 
+// Forwards may leave out a unit, or use a part of it.
+struct BranchesImpl : torch::nn::Module {
+  BranchesImpl()
+      : a(register_module("a", Block())),
+        b(register_module("b", Block())),
+        c(register_module("c", Block())) {}
+  // `part`: b's second layer alone.
+  torch::Tensor forward(torch::Tensor x, bool uses_b, bool part = false) {
+    x = a(x);
+    if (uses_b) x = part ? torch::linear(x, b->down->weight.t()) : b(x);
+    return part ? x.sum() : c(x).sum();
+  }
+  Block a, b, c;
+};
+
 // Gives the parameters the same values at every call. (Ranks that are threads share libtorch's
 // generator.)
 inline void fill_values(torch::nn::Module& module, std::uint64_t seed = 1) {
