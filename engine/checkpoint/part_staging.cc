@@ -18,7 +18,29 @@
 #include <weft/engine/group/collective_error.h>
 #include <weft/engine/shard/libtorch_internals.h>
 #include <weft/engine/shard/unit.h>
+#include <weft/engine/tensor/private_members.h>
 #include <weft/engine/zero/zero.h>
+
+namespace weft::checkpoint {
+
+// The private counts of a ReduceLROnPlateauScheduler.
+namespace {
+struct OfBest;
+struct OfBadEpochs;
+struct OfCooldown;
+struct OfLastEpoch;
+}  // namespace
+
+}  // namespace weft::checkpoint
+
+template struct weft::tensor::Reveal<weft::checkpoint::OfBest,
+                                     &torch::optim::ReduceLROnPlateauScheduler::best>;
+template struct weft::tensor::Reveal<weft::checkpoint::OfBadEpochs,
+                                     &torch::optim::ReduceLROnPlateauScheduler::num_bad_epochs>;
+template struct weft::tensor::Reveal<weft::checkpoint::OfCooldown,
+                                     &torch::optim::ReduceLROnPlateauScheduler::cooldown_counter>;
+template struct weft::tensor::Reveal<weft::checkpoint::OfLastEpoch,
+                                     &torch::optim::ReduceLROnPlateauScheduler::last_epoch>;
 
 namespace weft::checkpoint {
 
@@ -123,33 +145,12 @@ class Aside {
 };
 
 // libtorch's schedulers have no save(). The count of LRScheduler is protected, so a derived class
-// may name it; an explicit instantiation may name private members.
+// may name it.
 struct OpenScheduler : LRScheduler {
   static unsigned& count(LRScheduler& scheduler) {
     return scheduler.*(&OpenScheduler::step_count_);
   }
 };
-template <class Tag, auto Member>
-struct Opened {
-  friend auto member_of(Tag) { return Member; }
-};
-struct OfBest {
-  friend auto member_of(OfBest);
-};
-struct OfBadEpochs {
-  friend auto member_of(OfBadEpochs);
-};
-struct OfCooldown {
-  friend auto member_of(OfCooldown);
-};
-struct OfLastEpoch {
-  friend auto member_of(OfLastEpoch);
-};
-template struct Opened<OfBest, &ReduceLROnPlateauScheduler::best>;
-template struct Opened<OfBadEpochs, &ReduceLROnPlateauScheduler::num_bad_epochs>;
-template struct Opened<OfCooldown, &ReduceLROnPlateauScheduler::cooldown_counter>;
-template struct Opened<OfLastEpoch, &ReduceLROnPlateauScheduler::last_epoch>;
-
 std::int64_t integer_at(InputArchive& archive, const char* key) {
   c10::IValue value;
   if (!archive.try_read(key, value) || !value.isInt())
@@ -229,10 +230,10 @@ Archived archived(ReduceLROnPlateauScheduler& scheduler) {
   made.save = [](const void* from, OutputArchive& to) {
     const auto& own = *static_cast<const ReduceLROnPlateauScheduler*>(from);
     const auto number = [](int value) { return c10::IValue(static_cast<std::int64_t>(value)); };
-    to.write("best", c10::IValue(static_cast<double>(own.*member_of(OfBest()))));
-    to.write("num_bad_epochs", number(own.*member_of(OfBadEpochs())));
-    to.write("cooldown_counter", number(own.*member_of(OfCooldown())));
-    to.write("last_epoch", number(own.*member_of(OfLastEpoch())));
+    to.write("best", c10::IValue(static_cast<double>(own.*tensor::revealed<OfBest>())));
+    to.write("num_bad_epochs", number(own.*tensor::revealed<OfBadEpochs>()));
+    to.write("cooldown_counter", number(own.*tensor::revealed<OfCooldown>()));
+    to.write("last_epoch", number(own.*tensor::revealed<OfLastEpoch>()));
   };
   made.load = [](void* to, InputArchive& from) {
     auto& own = *static_cast<ReduceLROnPlateauScheduler*>(to);
@@ -242,10 +243,10 @@ Archived archived(ReduceLROnPlateauScheduler& scheduler) {
     const std::int64_t bad = integer_at(from, "num_bad_epochs");
     const std::int64_t cooldown = integer_at(from, "cooldown_counter");
     const std::int64_t last = integer_at(from, "last_epoch");
-    own.*member_of(OfBest()) = static_cast<float>(best.toDouble());
-    own.*member_of(OfBadEpochs()) = static_cast<int>(bad);
-    own.*member_of(OfCooldown()) = static_cast<int>(cooldown);
-    own.*member_of(OfLastEpoch()) = static_cast<int>(last);
+    own.*tensor::revealed<OfBest>() = static_cast<float>(best.toDouble());
+    own.*tensor::revealed<OfBadEpochs>() = static_cast<int>(bad);
+    own.*tensor::revealed<OfCooldown>() = static_cast<int>(cooldown);
+    own.*tensor::revealed<OfLastEpoch>() = static_cast<int>(last);
   };
   return made;
 }

@@ -20,7 +20,23 @@
 #include <weft/engine/checkpoint/part_contents.h>
 #include <weft/engine/checkpoint/part_values.h>
 #include <weft/engine/checkpoint/safetensors.h>
+#include <weft/engine/tensor/private_members.h>
 #include <weft/engine/zero/zero.h>
+
+namespace weft::checkpoint {
+
+// libtorch's archives are modules of TorchScript, which they do not show.
+namespace {
+struct OfOutput;
+struct OfInput;
+}  // namespace
+
+}  // namespace weft::checkpoint
+
+template struct weft::tensor::Reveal<weft::checkpoint::OfOutput,
+                                     &torch::serialize::OutputArchive::module_>;
+template struct weft::tensor::Reveal<weft::checkpoint::OfInput,
+                                     &torch::serialize::InputArchive::module_>;
 
 namespace weft::checkpoint {
 
@@ -30,23 +46,8 @@ using torch::optim::Optimizer;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
-// libtorch's archives are modules of TorchScript, which they do not show. An explicit instantiation
-// may name a private member ([temp.spec.general]).
-template <class Tag, auto Member>
-struct Opened {
-  friend auto member_of(Tag) { return Member; }
-};
-struct OfOutput {
-  friend auto member_of(OfOutput);
-};
-struct OfInput {
-  friend auto member_of(OfInput);
-};
-template struct Opened<OfOutput, &OutputArchive::module_>;
-template struct Opened<OfInput, &InputArchive::module_>;
-
 const torch::jit::Module& module_of(const OutputArchive& archive) {
-  return archive.*member_of(OfOutput());
+  return archive.*tensor::revealed<OfOutput>();
 }
 
 // --- kinds of values
@@ -464,7 +465,7 @@ void write_part(OutputArchive& archive, const Part& part, const std::string& pre
 }
 
 void reopen(const OutputArchive& from, InputArchive& to) {
-  to.*member_of(OfInput()) = module_of(from);
+  to.*tensor::revealed<OfInput>() = module_of(from);
 }
 
 }  // namespace weft::checkpoint

@@ -14,33 +14,30 @@
 #include <weft/base/error.h>
 #include <weft/base/mutex.h>
 #include <weft/engine/shard/libtorch_internals.h>
+#include <weft/engine/tensor/private_members.h>
 #include <weft/engine/tensor/tensor.h>
 
 namespace weft::shard {
 
 namespace {
 
-// The names of members in explicit instantiations are exempt from access checks ([temp.spec]), so
-// these reach members that libtorch declares protected or private.
-template <class Which, typename Which::Member member>
-struct Reveal {
-  friend typename Which::Member reveal(Which) { return member; }
-};
-struct KeySet {
-  using Member = c10::DispatchKeySet c10::TensorImpl::*;
-  friend Member reveal(KeySet);
-};
-template struct Reveal<KeySet, &c10::TensorImpl::key_set_>;
-struct ThrowsOnAccess {
-  using Member = bool c10::StorageImpl::*;
-  friend Member reveal(ThrowsOnAccess);
-};
-template struct Reveal<ThrowsOnAccess, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
-struct Parameters {
-  using Member = torch::OrderedDict<std::string, at::Tensor> torch::nn::Module::*;
-  friend Member reveal(Parameters);
-};
-template struct Reveal<Parameters, &torch::nn::Module::parameters_>;
+// Names of members that libtorch does not show.
+struct KeySet;
+struct ThrowsOnAccess;
+struct Parameters;
+
+}  // namespace
+
+}  // namespace weft::shard
+
+template struct weft::tensor::Reveal<weft::shard::KeySet, &c10::TensorImpl::key_set_>;
+template struct weft::tensor::Reveal<weft::shard::ThrowsOnAccess,
+                                     &c10::StorageImpl::throw_on_immutable_data_ptr_>;
+template struct weft::tensor::Reveal<weft::shard::Parameters, &torch::nn::Module::parameters_>;
+
+namespace weft::shard {
+
+namespace {
 
 // Above autograd and autocast, so that its fallback runs before anything else looks at the tensor.
 // libtorch registers nothing for it.
@@ -153,7 +150,7 @@ void become_shell(const at::Tensor& member, at::IntArrayRef sizes, at::IntArrayR
   member.set_requires_grad(false);
   member.set_data(shell);
   c10::TensorImpl& impl = *member.unsafeGetTensorImpl();
-  auto& keys = impl.*reveal(KeySet());
+  auto& keys = impl.*tensor::revealed<KeySet>();
   keys = keys.add(kKey);
   if (bytes > 0) set_access_error(member, error);  // otherwise there is no memory to miss
 }
@@ -175,14 +172,14 @@ void fill(const at::Tensor& shell, const at::Tensor& memory, std::size_t offset)
   c10::StorageImpl& storage = storage_of(shell);
   void* const data = static_cast<std::byte*>(memory.mutable_data_ptr()) + offset;
   Context context{context_of(shell)->belongs, memory};
-  storage.*reveal(ThrowsOnAccess()) = false;
+  storage.*tensor::revealed<ThrowsOnAccess>() = false;
   put(storage, data, std::move(context), memory.device());
 }
 
 void release(const at::Tensor& shell) {
   c10::StorageImpl& storage = storage_of(shell);
   Context context{context_of(shell)->belongs, {}};
-  storage.*reveal(ThrowsOnAccess()) = storage.nbytes() > 0;
+  storage.*tensor::revealed<ThrowsOnAccess>() = storage.nbytes() > 0;
   put(storage, nullptr, std::move(context), shell.device());
 }
 
@@ -204,7 +201,7 @@ Owner owner_of(const at::Tensor& tensor) {
 }
 
 at::Tensor& parameter_entry(torch::nn::Module& module, const std::string& name) {
-  at::Tensor* const entry = (module.*reveal(Parameters())).find(name);
+  at::Tensor* const entry = (module.*tensor::revealed<Parameters>()).find(name);
   if (entry == nullptr)
     throw Error(Blame::Caller, "the module has no parameter '" + name + "' any more");
   return *entry;
