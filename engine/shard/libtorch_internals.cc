@@ -148,10 +148,14 @@ void become_shell(const at::Tensor& member, at::IntArrayRef sizes, at::IntArrayR
       at::empty({0}, at::TensorOptions(dtype).device(device)).set_(storage, 0, sizes, strides);
   member.mutable_grad().reset();
   member.set_requires_grad(false);
-  member.set_data(shell);
   c10::TensorImpl& impl = *member.unsafeGetTensorImpl();
+  // set_data() drops what others have marked the member with (convert_sync_batch_norm).
+  const c10::DispatchKeySet marks = impl.key_set();
+  auto mark = impl.get_backend_meta_intrusive_ptr();
+  member.set_data(shell);
   auto& keys = impl.*tensor::revealed<KeySet>();
-  keys = keys.add(kKey);
+  keys = (keys | marks).add(kKey);
+  if (mark) impl.set_backend_meta(std::move(mark));
   if (bytes > 0) set_access_error(member, error);  // otherwise there is no memory to miss
 }
 
