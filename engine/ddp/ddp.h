@@ -35,6 +35,7 @@
 #include <weft/engine/ddp/comm_hooks.h>
 #include <weft/engine/ddp/ddp_options.h>
 #include <weft/engine/ddp/join.h>
+#include <weft/engine/ddp/no_sync.h>
 #include <weft/engine/future/refusal.h>
 #include <weft/engine/group/process_group.h>
 
@@ -56,20 +57,7 @@ class WEFT_API Replica : public Joinable {
  public:
   // While it lives, backwards of the forwards made meanwhile accumulate gradients locally, whenever
   // these backwards run. The first backward of another forward reduces all that has accumulated.
-  class [[nodiscard]] NoSync {
-   public:
-    // For Weft's own use: programs call no_sync().
-    NoSync(Replica& replica, bool on) : replica_(&replica), before_(replica.is_synchronizing()) {
-      if (on) replica.set_synchronizing(false);
-    }
-    ~NoSync() { replica_->set_synchronizing(before_); }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    Replica* replica_;
-    bool before_;
-  };
+  using NoSync = parallel::NoSync<Replica>;
   // With `on` false it changes nothing: for loops that synchronise only in every nth step.
   NoSync no_sync(bool on = true) { return {*this, on}; }
 
@@ -106,6 +94,7 @@ class WEFT_API Replica : public Joinable {
   void take_over(int last_rank) override;
 
  private:
+  friend NoSync;
   friend class ShardedOptimizer;  // which may step in its backward
   bool is_synchronizing() const;
   void set_synchronizing(bool on);

@@ -64,20 +64,7 @@ class WEFT_API ShardedRoot {
   // While it lives, the backwards of the forwards made meanwhile keep whole gradients on each rank,
   // in addition to the shards' .grad. The first backward of another forward averages all that has
   // accumulated.
-  class [[nodiscard]] NoSync {
-   public:
-    // For Weft's own use: programs call no_sync().
-    NoSync(ShardedRoot& root, bool on) : root_(&root), before_(root.is_synchronizing()) {
-      if (on) root.set_synchronizing(false);
-    }
-    ~NoSync() { root_->set_synchronizing(before_); }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    ShardedRoot* root_;
-    bool before_;
-  };
+  using NoSync = parallel::NoSync<ShardedRoot>;
   // With `on` false it changes nothing: for loops that synchronise only in every nth step.
   // zero_grad() does not drop the whole gradients.
   NoSync no_sync(bool on = true) { return {*this, on}; }
@@ -115,6 +102,7 @@ class WEFT_API ShardedRoot {
   }
 
  private:
+  friend NoSync;
   ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const ModelRanks& ranks,
               const FullyShardOptions& options);
   bool is_synchronizing() const;
