@@ -15,6 +15,8 @@ namespace parallel::detail {
 
 namespace {
 
+thread_local int scopes_of_thread = 0;
+
 // Checks that all ranks exchange equally much in every step and throw in the same cases: tensors of
 // different sizes would end a process with Gloo, and a rank that does not throw would wait for
 // those that do.
@@ -73,9 +75,13 @@ JoinScope::JoinScope(std::vector<Joinable*> joinables, JoinOptions options)
   }
   compare_calls(group_, joinables_.size(), options_);
   for (Joinable* joinable : joinables_) joinable->join_scope_ = this;
+  ++scopes_of_thread;
 }
 
+bool JoinScope::is_on_this_thread() { return scopes_of_thread > 0; }
+
 JoinScope::~JoinScope() {
+  --scopes_of_thread;
   for (Joinable* joinable : joinables_) joinable->join_scope_ = nullptr;
 }
 

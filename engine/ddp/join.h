@@ -80,6 +80,8 @@ class WEFT_API JoinScope {
   // The number by which gradients are divided in this step.
   int divisor() const;
   int first_active_rank() const { return first_active_; }
+  // True inside of a join of this thread.
+  static bool is_on_this_thread();
   // Called after this rank's last step: mirrors the others until all have run out.
   void run_out();
 

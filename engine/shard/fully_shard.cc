@@ -21,6 +21,7 @@ namespace weft::shard {
 
 struct ShardedRoot::State {
   std::shared_ptr<torch::nn::Module> module;
+  ProcessGroup group;  // of all ranks that train it
   std::shared_ptr<ShardedModel> model;
   FullyShardOptions options;
 };
@@ -159,6 +160,13 @@ ModelRanks ranks_of(const ProcessGroup& group, const char* name) {
   return ModelRanks(group);
 }
 
+Error refused_join() {
+  return {Blame::Caller,
+          "join: a sharded model cannot train with uneven inputs: each rank has rows of it that "
+          "only its own optimizer steps, so a rank that has run out would have to go on stepping; "
+          "give all ranks equally many inputs, as DistributedSampler does, and leave join out"};
+}
+
 void make_one_unit(const std::shared_ptr<torch::nn::Module>& module, const ModelRanks& ranks,
                    const FullyShardOptions& options) {
   require_usable(module, options, kUnit);
@@ -213,6 +221,7 @@ ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const
   if (units.empty())
     throw Error(Blame::Caller, std::string(kRoot) + ": the module has no parameters");
   state_->module = module;
+  state_->group = ranks.all;
   state_->options = options;
   state_->model = ShardedModel::make(std::move(units), static_cast<std::size_t>(options.prefetch));
 }
@@ -222,6 +231,7 @@ ShardedRoot::ShardedRoot(ShardedRoot&&) noexcept = default;
 ShardedRoot& ShardedRoot::operator=(ShardedRoot&&) noexcept = default;
 
 ShardedRoot::Forward::Forward(ShardedRoot& root) : root_(root) {
+  if (parallel::detail::JoinScope::is_on_this_thread()) throw refused_join();
   root_.state_->model->begin_forward(c10::GradMode::is_enabled());
 }
 
@@ -234,6 +244,14 @@ at::Tensor ShardedRoot::cast(const at::Tensor& input) const {
 }
 
 bool ShardedRoot::is_synchronizing() const { return state_->model->is_synchronizing(); }
+
+ProcessGroup& ShardedRoot::join_group() { return state_->group; }
+
+void ShardedRoot::check_join() const { throw refused_join(); }
+
+void ShardedRoot::mirror_step(const parallel::detail::JoinStep& /*step*/) { throw refused_join(); }
+
+void ShardedRoot::take_over(int /*last_rank*/) { throw refused_join(); }
 
 void ShardedRoot::set_synchronizing(bool on) {
   // A wrapper that was moved while a NoSync was alive has no state.

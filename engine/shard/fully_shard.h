@@ -28,8 +28,9 @@
 //
 // Not supported, and refused with an error: sparse gradients and max_norm of embeddings, parameters
 // in a ParameterList or ParameterDict, writing to parameters in place during forward, a backward
-// with create_graph that reaches parameters, and AutogradContext. Not found: an optimizer that was
-// made before sharding steps nothing, clone() of a module copies shards, and gradients appear at
+// with create_graph that reaches parameters, AutogradContext, and join() (a rank that has run out
+// of inputs would have to step its rows with the others). Not found: an optimizer that was made
+// before sharding steps nothing, clone() of a module copies shards, and gradients appear at
 // model->parameters(), not at the modules' members.
 #pragma once
 
@@ -59,7 +60,7 @@ namespace shard {
 struct ModelRanks;
 
 // The part of FullyShardedDataParallel that does not depend on the module's type.
-class WEFT_API ShardedRoot {
+class WEFT_API ShardedRoot : public Joinable {
  public:
   // While it lives, the backwards of the forwards made meanwhile keep whole gradients on each rank,
   // in addition to the shards' .grad. The first backward of another forward averages all that has
@@ -75,7 +76,7 @@ class WEFT_API ShardedRoot {
               const FullyShardOptions& options);
   ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
               const FullyShardOptions& options);
-  ~ShardedRoot();
+  ~ShardedRoot() override;
   ShardedRoot(ShardedRoot&&) noexcept;
   ShardedRoot& operator=(ShardedRoot&&) noexcept;
 
@@ -90,6 +91,11 @@ class WEFT_API ShardedRoot {
    private:
     ShardedRoot& root_;
   };
+  // For Weft's own use: join() refuses a sharded model by these.
+  ProcessGroup& join_group() override;
+  void check_join() const override;
+  void mirror_step(const parallel::detail::JoinStep& step) override;
+  void take_over(int last_rank) override;
   // For Weft's own use: casts a floating-point tensor to FullyShardOptions::param_dtype.
   at::Tensor cast(const at::Tensor& input) const;
   template <class Argument>

@@ -295,6 +295,36 @@ TEST(ShardedRefusals, RanksThatUseDifferentUnitsAreAllTold) {
   });
 }
 
+TEST(ShardedRefusals, AJoin) {
+  const std::string sentence = "join: a sharded model cannot train with uneven inputs";
+  expect_refusal(
+      [](ProcessGroup& group) {
+        auto net = blocks(1);
+        FullyShardedDataParallel sharded(net, group);
+        join(sharded, [] { FAIL(); });
+      },
+      sentence);
+  // Also where join is told of another object only.
+  expect_refusal(
+      [](ProcessGroup& group) {
+        nn::Linear head(8, 2);
+        DistributedDataParallel ddp(head, group);
+        auto net = blocks(1);
+        FullyShardedDataParallel sharded(net, group);
+        join(ddp, [&] { ddp(sharded(torch::ones({4, 8}))); });
+      },
+      sentence);
+}
+
+TEST(ShardedRefusals, AJoinThatIsOffOnlyRunsTheSteps) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto net = blocks(1);
+    FullyShardedDataParallel sharded(net, group);
+    join(sharded, [&] { sharded(torch::ones({4, 8})).sum().backward(); }, {.enable = false});
+    EXPECT_TRUE(net->parameters()[0].grad().defined());
+  });
+}
+
 // One rank's loss leaves out a unit that the other's uses.
 TEST(ShardedRefusals, RanksWhoseBackwardsUseDifferentUnitsAreAllTold) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
