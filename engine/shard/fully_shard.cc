@@ -304,7 +304,7 @@ FullParameters::FullParameters(torch::nn::Module& model, bool writable)
   state_->writable = writable;
   auto units = shard::units_in(model);
   for (const auto& unit : units) {
-    if (!unit->is_held()) unit->check_shards();
+    if (!unit->is_held()) unit->shards();  // or throws
     unit->start_hold();
   }
   try {

@@ -249,12 +249,12 @@ class Packing {
 
 }  // namespace
 
-void attach_nodes(Unit& unit, bool synchronizes) {
+void attach_nodes(Unit& unit, const std::vector<at::Tensor>& shards, bool synchronizes) {
   std::vector<std::size_t> trained;
   std::vector<at::ScalarType> dtypes;
   for (std::size_t i = 0; i < unit.parameters().size(); ++i) {
     const UnitParameter& parameter = unit.parameters()[i];
-    if (!parameter.shard().requires_grad()) {
+    if (!shards[i].requires_grad()) {
       torch::autograd::impl::set_gradient_edge(parameter.whole, {});
     } else {
       trained.push_back(i);
@@ -263,16 +263,15 @@ void attach_nodes(Unit& unit, bool synchronizes) {
   }
   if (trained.empty()) return;
   auto started = std::make_shared<Started>();
-  const auto shards = make_node<ShardNode>(started, std::move(dtypes));
+  const auto node = make_node<ShardNode>(started, std::move(dtypes));
   const auto whole = make_node<UnitNode>(unit, trained, synchronizes, std::move(started));
   for (const std::size_t i : trained) {
     const UnitParameter& parameter = unit.parameters()[i];
-    const at::Tensor shard = parameter.shard();
-    shards->add_input_metadata(
-        example(shard.sizes().vec(), reduced_in(unit, parameter), unit.device()));
-    shards->add_next_edge(torch::autograd::impl::gradient_edge(shard));
+    node->add_input_metadata(
+        example(shards[i].sizes().vec(), reduced_in(unit, parameter), unit.device()));
+    node->add_next_edge(torch::autograd::impl::gradient_edge(shards[i]));
   }
-  for (std::uint32_t slot = 0; slot < trained.size(); ++slot) whole->add_next_edge({shards, slot});
+  for (std::uint32_t slot = 0; slot < trained.size(); ++slot) whole->add_next_edge({node, slot});
   for (std::uint32_t slot = 0; slot < trained.size(); ++slot) {
     const at::Tensor& tensor = unit.parameters()[trained[slot]].whole;
     whole->add_input_metadata(tensor);

@@ -27,9 +27,10 @@
 
 namespace weft::shard {
 
-// Gives the unit's whole parameters new nodes, which lead to the shards that require a gradient
-// now. `synchronizes`: the backward averages; otherwise it keeps whole gradients until one does.
-void attach_nodes(Unit& unit, bool synchronizes);
+// Gives the unit's whole parameters new nodes, which lead to those of `shards` (all of the unit)
+// that require a gradient now. `synchronizes`: the backward averages; otherwise it keeps whole
+// gradients until one does.
+void attach_nodes(Unit& unit, const std::vector<at::Tensor>& shards, bool synchronizes);
 // The whole parameters require no gradient until attach_nodes().
 void detach_nodes(Unit& unit);
 

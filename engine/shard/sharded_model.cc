@@ -83,9 +83,10 @@ void ShardedModel::begin_forward(bool trains) {
 }
 
 void ShardedModel::begin_pass(bool trains) {
+  std::vector<std::vector<at::Tensor>> shards;  // by unit, if it trains
   for (const auto& unit : units_) {
     if (!unit->is_held()) {
-      unit->check_shards();
+      shards.push_back(unit->shards());
       continue;
     }
     if (!trains) continue;
@@ -102,8 +103,8 @@ void ShardedModel::begin_pass(bool trains) {
   order.begin();
   if (trains) orders_.backward.begin();
   for (std::size_t i = 0; trains && i < units_.size(); ++i) {
-    versions_[i] = units_[i]->version();
-    attach_nodes(*units_[i], synchronizes_);
+    versions_[i] = version_of(shards[i]);
+    attach_nodes(*units_[i], shards[i], synchronizes_);
   }
   start_ahead(order, {});
 }
@@ -209,7 +210,7 @@ void ShardedModel::note_order(GatherOrder& order, const std::vector<std::size_t>
 }
 
 void ShardedModel::require_unchanged(const Unit& unit) const {
-  if (unit.version() == versions_[unit.index]) return;
+  if (version_of(unit.shards()) == versions_[unit.index]) return;
   throw Error(Blame::Caller,
               "parameters of unit '" + unit.name() +
                   "' were changed between a forward and its backward, which needs the values of "
@@ -268,11 +269,11 @@ void ShardedModel::average_rest() {
       if (!reducer_.keeps(*unit)) continue;
       Rest rest;
       std::vector<std::size_t> parameters;
-      for (std::size_t i = 0; i < unit->parameters().size(); ++i) {
-        const at::Tensor shard = unit->parameters()[i].shard();
-        if (!shard.requires_grad()) continue;
+      const std::vector<at::Tensor> shards = unit->shards();
+      for (std::size_t i = 0; i < shards.size(); ++i) {
+        if (!shards[i].requires_grad()) continue;
         parameters.push_back(i);
-        rest.shards.push_back(shard);
+        rest.shards.push_back(shards[i]);
       }
       rest.gradients.resize(parameters.size());
       rest.reduction = reducer_.reduce(*unit, parameters, rest.gradients, rest.gradients);

@@ -152,9 +152,12 @@ void Unit::rename(std::size_t place, const std::string& name) {
     set_access_error(parameters_[place].whole, not_gathered(name));
 }
 
-void Unit::check_shards() const {
+std::vector<at::Tensor> Unit::shards() const {
+  std::vector<at::Tensor> shards;
+  shards.reserve(parameters_.size());
   for (const UnitParameter& parameter : parameters_) {
-    const at::Tensor shard = parameter.shard();
+    shards.push_back(parameter.shard());
+    const at::Tensor& shard = shards.back();
     const std::int64_t rows = parameter.rows(group().rank(), group().size()).count;
     const bool is_same = shard.scalar_type() == parameter.dtype && shard.device() == device_ &&
                          shard.sizes() == at::IntArrayRef(parameter.shape(rows)) &&
@@ -165,13 +168,12 @@ void Unit::check_shards() const {
                                    ", which it was not when it was sharded; call module->to() and "
                                    "load values before sharding, or under weft::FullParameters");
   }
+  return shards;
 }
 
-std::uint64_t Unit::version() const {
+std::uint64_t version_of(const std::vector<at::Tensor>& shards) {
   std::uint64_t sum = 0;
-  for (const UnitParameter& parameter : parameters_) {
-    sum += static_cast<std::uint64_t>(parameter.shard()._version());
-  }
+  for (const at::Tensor& shard : shards) sum += static_cast<std::uint64_t>(shard._version());
   return sum;
 }
 

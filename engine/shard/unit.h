@@ -83,10 +83,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::size_t index = 0;              // in the model
   std::shared_ptr<ReceivePool> pool;  // of memory on the host; the model's
 
-  // Throws Caller if a shard is not what it was: moved, cast, resized, or dropped.
-  void check_shards() const;
-  // Sums the versions of the shards: it changes when the program changes a shard.
-  std::uint64_t version() const;
+  // The shards, by parameter. Throws Caller if one is not what it was: moved, cast, resized, or
+  // dropped.
+  std::vector<at::Tensor> shards() const;
 
   enum class State { Sharded, Gathering, Gathered };
   State state() const { return state_; }
@@ -131,6 +130,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Work gather_;
   std::vector<c10::Stream> streams_;  // CUDA: the first one allocated memory_
 };
+
+// Sums the versions of a unit's shards: it changes when the program changes a shard.
+std::uint64_t version_of(const std::vector<at::Tensor>& shards);
 
 // Memory for a gather or a reduction of the unit, not cleared. On the host it goes back to the
 // system or the pool at once: malloc would keep it.
