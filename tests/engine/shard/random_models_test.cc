@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random models, units, options and steps give the bits of DistributedDataParallel.
+// Random models, units, options, meshes and steps give the bits of DistributedDataParallel.
+// WEFT_TEST_MODELS=SEED or SEED:COUNT runs these models instead.
 #include <algorithm>
+#include <cstdlib>
+#include <iostream>
 #include <random>
 
 #include <gtest/gtest.h>
@@ -8,6 +11,8 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/optim/adamw.h>
 
+#include <weft/mesh.h>
+#include <weft/tests/harness/all_settings.h>
 #include <weft/tests/harness/ranks.h>
 
 #include "sharded_models.h"
@@ -30,13 +35,25 @@ class Choices {
   std::mt19937 generator_;
 };
 
+// Computes with a weight of another layer.
+struct BorrowingImpl : nn::Module {
+  explicit BorrowingImpl(const torch::Tensor& lent) : weight(register_parameter("weight", lent)) {}
+  torch::Tensor forward(const torch::Tensor& x) { return torch::tanh(torch::linear(x, weight)); }
+  torch::Tensor weight;
+};
+TORCH_MODULE(Borrowing);
+
 struct GroupImpl : nn::Module {
   GroupImpl(Choices& choices, std::int64_t width, int depth) {
     const int parts = 1 + choices.below(4);
     for (int i = 0; i < parts; ++i) {
       const std::string name = "part" + std::to_string(i);
       const int kind = choices.below(depth > 0 ? 5 : 4);
-      if (kind == 0) {
+      if (kind == 0 && !linears.empty() && choices.one_in(2)) {
+        Borrowing borrowing(linears.front()->weight);
+        register_module(name, borrowing);
+        steps.push_back([borrowing](const torch::Tensor& x) mutable { return borrowing(x); });
+      } else if (kind == 0) {
         linears.push_back(register_module(name, nn::Linear(width, width)));
         steps.push_back([layer = linears.back()](torch::Tensor x) mutable { return layer(x); });
       } else if (kind == 1) {
@@ -84,55 +101,93 @@ struct NetImpl : nn::Module {
   }
   torch::Tensor forward(torch::Tensor x) {
     x = front(x);
-    for (const auto& group : groups) x = group->forward(x);
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      if ((left_out >> i & 1U) == 0) x = groups[i]->forward(x);
+    }
     return x;
   }
+  unsigned left_out = 0;  // bits of the groups that the next forward does not use
   nn::Linear front{nullptr};
   std::vector<std::shared_ptr<GroupImpl>> groups;
 };
 
 template <class Wrapped>
-void train(Wrapped& wrapped, nn::Module& model, const ProcessGroup& group, unsigned seed) {
+void train(Wrapped& wrapped, NetImpl& model, int rank, unsigned seed) {
   Choices choices(seed + 1000);
-  const bool accumulates = choices.one_in(3);
-  torch::optim::AdamW optimizer(model.parameters());
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  if (choices.one_in(2)) {
+    optimizer = std::make_unique<torch::optim::AdamW>(model.parameters());
+  } else {
+    optimizer = std::make_unique<torch::optim::SGD>(model.parameters(),
+                                                    torch::optim::SGDOptions(0.01).momentum(0.9));
+  }
+  const bool accumulates = choices.one_in(3), leaves_out = choices.one_in(2);
+  std::uint64_t inputs = static_cast<std::uint64_t>(rank);
+  const auto loss = [&] {
+    if (leaves_out) model.left_out = static_cast<unsigned>(choices.below(1 << 3));
+    inputs += 10;
+    return wrapped(numbers({3, 8}, inputs)).square().mean();
+  };
   for (int step = 0; step < 3; ++step) {
-    optimizer.zero_grad();
+    optimizer->zero_grad();
     for (int part = accumulates ? 0 : 1; part < 2; ++part) {
       const auto local = wrapped.no_sync(part == 0);
-      const auto input = static_cast<std::uint64_t>(100 * step + 10 * part + group.rank());
-      wrapped(numbers({3, 8}, input)).square().mean().backward();
+      loss().backward();
     }
-    optimizer.step();
+    optimizer->step();
   }
+}
+
+FullyShardOptions draw_options(Choices& choices) {
+  FullyShardOptions options{.reshard_after_forward = choices.one_in(2),
+                            .prefetch = choices.below(4)};
+  if (choices.one_in(2)) {
+    const auto kinds = static_cast<unsigned>(choices.below(1 << 10));
+    options.units = [kinds](const std::string& name, const nn::Module&) {
+      return ((kinds >> (std::hash<std::string>()(name) % 10)) & 1U) != 0;
+    };
+  }
+  return options;
 }
 
 void run_seed(unsigned seed) {
   run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
     auto reference = std::make_shared<NetImpl>(seed);
     fill_values(*reference);
-    DistributedDataParallel ddp(reference, group);
-    train(ddp, *reference, group, seed);
+    DistributedDataParallel ddp(reference, group, {.find_unused_parameters = true});
+    train(ddp, *reference, group.rank(), seed);
 
     auto model = std::make_shared<NetImpl>(seed);
     fill_values(*model);
     Choices choices(seed + 2000);
-    FullyShardOptions options{.reshard_after_forward = choices.one_in(2),
-                              .prefetch = choices.below(4)};
-    if (choices.one_in(2)) {
-      const unsigned kinds = static_cast<unsigned>(choices.below(1 << 10));
-      options.units = [kinds](const std::string& name, const nn::Module&) {
-        return ((kinds >> (std::hash<std::string>()(name) % 10)) & 1) != 0;
-      };
+    const FullyShardOptions options = draw_options(choices);
+    // One axis, or two of which one has one rank: more ranks would sum in another order.
+    const int axes = choices.below(4);
+    if (axes == 0) {
+      FullyShardedDataParallel sharded(model, group, options);
+      train(sharded, *model, group.rank(), seed);
+    } else {
+      const Mesh mesh(group, axes == 1 ? std::vector<MeshAxis>{{"rows", 2}}
+                                       : std::vector<MeshAxis>{{"copies", axes - 1}, {"rows", -1}});
+      FullyShardedDataParallel sharded(model, mesh, options);
+      train(sharded, *model, group.rank(), seed);
     }
-    FullyShardedDataParallel sharded(model, group, options);
-    train(sharded, *model, group, seed);
     EXPECT_TRUE(are_equal(whole(*model), copies(reference->parameters()))) << "seed " << seed;
   });
 }
 
 TEST(RandomShardedModels, HaveTheBitsOfDdp) {
-  for (unsigned seed = 0; seed < 12; ++seed) run_seed(seed);
+  const char* const wanted = std::getenv("WEFT_TEST_MODELS");
+  unsigned first = 1, count = harness::runs_all_settings() ? 500 : 10;
+  if (wanted != nullptr) {
+    const std::string text = wanted;
+    const auto colon = text.find(':');
+    first = static_cast<unsigned>(std::stoul(text));
+    count =
+        colon == std::string::npos ? 1 : static_cast<unsigned>(std::stoul(text.substr(colon + 1)));
+  }
+  std::cout << "models of the seeds " << first << " to " << first + count - 1 << std::endl;
+  for (unsigned seed = first; seed < first + count && !HasFailure(); ++seed) run_seed(seed);
 }
 
 }  // namespace
