@@ -19,7 +19,6 @@
 
 #include <weft/base/mutex.h>
 #include <weft/engine/autograd/pass.h>
-#include <weft/engine/group/access.h>
 #include <weft/engine/group/called_by.h>
 #include <weft/engine/group/rows.h>
 #include <weft/engine/shard/gradients.h>
@@ -284,37 +283,11 @@ void detach_nodes(Unit& unit) {
     torch::autograd::impl::set_gradient_edge(parameter.whole, {});
 }
 
-void Reduction::advance() {
-  if (std::exchange(has_advanced, true)) return;
-  for (Bucket& bucket : buckets) {
-    bucket.work.wait();
-    if (!replicas) continue;
-    const group::CalledBy by("FullyShardedDataParallel");
-    bucket.work = group::all_reduce(replicas, bucket.output, ReduceOp::Sum, {0, unit});
-  }
-}
-
-void Reduction::wait() {
-  advance();
-  for (Bucket& bucket : buckets) bucket.work.wait();
-}
-
-void Reduction::finish(std::vector<at::Tensor>& gradients,
-                       const std::vector<at::ScalarType>& dtypes) const {
-  for (const Bucket& bucket : buckets) {
-    const std::int64_t count = bucket.output.numel();
-    auto number = count - static_cast<std::int64_t>(bucket.slots.size());
-    for (const std::size_t slot : bucket.slots) {
-      const std::int64_t here = number++;
-      // Read, which waits for the device, only if the answer is not known here.
-      if (!came[slot] && bucket.output.narrow(0, here, 1).item<double>() == 0) {
-        gradients[slot].reset();
-      } else if (gradients[slot].defined() && gradients[slot].scalar_type() != dtypes[slot]) {
-        gradients[slot] = gradients[slot].to(dtypes[slot]);
-      }
-    }
-  }
-}
+// All units of a model are spread over the same ranks.
+GradientReducer::GradientReducer(const std::vector<std::shared_ptr<Unit>>& units)
+    : unreduced_(units.size()),
+      keeps_(units.size()),
+      order_(ReductionOrder::over(units.front()->ranks().replicas)) {}
 
 void GradientReducer::keep(const Unit& unit, const std::vector<std::size_t>& parameters,
                            std::vector<at::Tensor>& gradients) {
@@ -346,7 +319,7 @@ std::shared_ptr<Reduction> GradientReducer::reduce(const Unit& unit,
     keeps_[unit.index] = false;
   }
   auto reduction = std::make_shared<Reduction>();
-  reduction->replicas = unit.ranks().replicas;
+  reduction->order = order_;
   reduction->unit = unit.number();
   for (std::size_t slot = 0; slot < parameters.size(); ++slot) {
     const UnitParameter& parameter = unit.parameters()[parameters[slot]];
@@ -370,8 +343,7 @@ std::shared_ptr<Reduction> GradientReducer::reduce(const Unit& unit,
     for (const std::size_t slot : bucket.slots) gradients[slot].reset();
     packing.show_outputs(outputs);
   }
-  if (const auto before = last_.lock()) before->advance();
-  last_ = reduction;
+  order_->add(reduction);
   return reduction;
 }
 

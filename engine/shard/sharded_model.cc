@@ -38,7 +38,7 @@ ShardedModel::ShardedModel(std::vector<std::shared_ptr<Unit>> units, std::size_t
       prefetch_(prefetch),
       kept_(units_.size()),
       versions_(units_.size()),
-      reducer_(units_.size()) {}
+      reducer_(units_) {}
 
 std::shared_ptr<ShardedModel> ShardedModel::make(std::vector<std::shared_ptr<Unit>> units,
                                                  std::size_t prefetch) {
@@ -101,7 +101,10 @@ void ShardedModel::begin_pass(bool trains) {
   free_unless({});
   GatherOrder& order = trains ? orders_.forward : orders_.evaluation;
   order.begin();
-  if (trains) orders_.backward.begin();
+  if (trains) {
+    orders_.backward.begin();
+    reducer_.forget();
+  }
   for (std::size_t i = 0; trains && i < units_.size(); ++i) {
     versions_[i] = version_of(shards[i]);
     attach_nodes(*units_[i], shards[i], synchronizes_);

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/adamw.h>
 
@@ -283,6 +284,62 @@ TEST(ShardedOverMesh, UnitsThatDifferBetweenRowsAreRefusedOnAll) {
     const Error error = error_of([&] { FullyShardedDataParallel(net, mesh, options); });
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_THAT(error.text(), ::testing::ContainsRegex("rank 2: .*rank 3: "));
+  });
+}
+
+TEST(ShardedOverMesh, TwoModelsShareABackward) {
+  run_ranks(As::Threads, 4, [](ProcessGroup& group) {
+    const Mesh mesh = two_axes(group, 2);
+    auto of_ddp = blocks(5), one = blocks(2), two = blocks(3);
+    fill_values(*of_ddp);
+    auto all = one->parameters();
+    for (const auto& parameter : two->parameters()) all.push_back(parameter);
+    for (std::size_t i = 0; i < all.size(); ++i)
+      all[i].set_data(of_ddp->parameters()[i].detach().clone());
+    FullyShardedDataParallel first(one, mesh), second(two, mesh);
+    DistributedDataParallel ddp(of_ddp, group);
+    const auto both = [&](const torch::Tensor& x) { return second(first(x)); };
+    all = one->parameters();
+    for (const auto& parameter : two->parameters()) all.push_back(parameter);
+    torch::optim::SGD optimizer(all, 0.1), of_reference(of_ddp->parameters(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      of_reference.zero_grad();
+      const auto input = numbers({4, 8}, static_cast<std::uint64_t>(10 * step + group.rank()));
+      loss_of(both(input)).backward();
+      loss_of(ddp(input)).backward();
+      optimizer.step();
+      of_reference.step();
+    }
+    auto values = whole(*one);
+    for (const auto& value : whole(*two)) values.push_back(value);
+    expect_close(values, copies(of_ddp->parameters()));
+  });
+}
+
+// A backward that fails after a unit's gradients have come, whose graph some ranks keep.
+TEST(ShardedOverMesh, TrainingGoesOnAfterABackwardThatFailedOnAllRanks) {
+  struct Failing : torch::autograd::Function<Failing> {
+    static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
+      return x.clone();
+    }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                   const torch::autograd::variable_list&) {
+      throw std::runtime_error("as planned");
+    }
+  };
+  run_ranks(As::Threads, 4, [](ProcessGroup& group) {
+    const auto make = [] { return blocks(3); };
+    auto net = make();
+    fill_values(*net);
+    FullyShardedDataParallel sharded(net, two_axes(group, 2));
+    auto input = numbers({4, 8}, 1);
+    input.set_requires_grad(true);
+    auto loss = loss_of(sharded(Failing::apply(input)));
+    EXPECT_THROW(loss.backward(), std::exception);
+    if (group.rank() != 1) loss.reset();
+    train(sharded, *net, group.rank());
+    expect_close(whole(*net), trained_by_ddp(group, make));
   });
 }
 
