@@ -167,6 +167,12 @@ Error explained_by_changes(const ProcessGroup& group, const Error& error) {
 void broadcast_values(DeviceGroups& groups, const std::vector<at::Tensor>& tensors, int root,
                       std::uint32_t model) {
   constexpr std::size_t kPiece = 250u << 20;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.is_meta()) continue;
+    throw Error(Blame::Caller,
+                "the model was built under weft::OnMeta and has no values yet; call "
+                "weft::materialize(model, seed) first");
+  }
   if (groups.own().size() == 1) return;
   for (const auto& piece : pieces_of(tensors, kPiece)) {
     const at::Tensor flat = flatten(piece);

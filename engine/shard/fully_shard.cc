@@ -14,6 +14,7 @@
 #include <weft/engine/group/shard_groups.h>
 #include <weft/engine/shard/fully_shard.h>
 #include <weft/engine/shard/libtorch_internals.h>
+#include <weft/engine/shard/meta_tensors.h>
 #include <weft/engine/shard/sharded_model.h>
 #include <weft/engine/shard/unit_choice.h>
 
@@ -61,7 +62,9 @@ std::vector<parallel::NamedTensor> named_values(const torch::nn::Module& module)
   std::vector<parallel::NamedTensor> named;
   for (const auto& item : module.named_parameters()) {
     if (owner_of(item.value()).unit) continue;  // its rows may differ in number
-    named.push_back({item.key() + (item.value().requires_grad() ? "" : " (frozen)"), item.value()});
+    const std::string on_meta = item.value().is_meta() ? " (on meta)" : "";
+    named.push_back(
+        {item.key() + (item.value().requires_grad() ? "" : " (frozen)") + on_meta, item.value()});
   }
   for (const auto& item : module.named_buffers()) {
     if (item.value().defined()) named.push_back({item.key(), item.value()});
@@ -104,6 +107,7 @@ ProcessGroup group_of_shard(const at::Tensor& parameter) {
 std::vector<std::shared_ptr<Unit>> make_units(torch::nn::Module& module, ModelRanks ranks,
                                               const FullyShardOptions& options, const char* name,
                                               const std::vector<ChosenUnit>& chosen) {
+  const MakingAsUsual usual;  // if an OnMeta lives
   install({&ShardedModel::before_operator, &ShardedModel::after_change});
   group::set_shard_groups(&group_of_shard);
   std::vector<std::shared_ptr<Unit>> units;
@@ -111,14 +115,14 @@ std::vector<std::shared_ptr<Unit>> make_units(torch::nn::Module& module, ModelRa
     parallel::check_same_model(ranks.all, named_values(module), agreed(options, chosen));
     std::vector<at::Tensor> buffers;
     for (const at::Tensor& buffer : module.buffers()) {
-      if (buffer.defined() && buffer.numel() > 0) buffers.push_back(buffer);
+      if (buffer.defined() && buffer.numel() > 0 && !buffer.is_meta()) buffers.push_back(buffer);
     }
     broadcast(ranks.all, buffers);
     for (const ChosenUnit& unit : chosen) {
       std::vector<at::Tensor> tensors;
       for (const ChosenParameter& parameter : unit.parameters) {
         const at::Tensor& tensor = parameter.places.front().tensor;
-        if (tensor.numel() > 0) tensors.push_back(tensor);
+        if (tensor.numel() > 0 && !tensor.is_meta()) tensors.push_back(tensor);
       }
       broadcast(ranks.all, tensors);
       units.push_back(make_unit(unit, ranks, options));

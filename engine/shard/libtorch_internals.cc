@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -66,6 +67,13 @@ Context* context_of(const at::Tensor& tensor) {
 void put(c10::StorageImpl& storage, void* data, Context context, c10::Device device) {
   storage.set_data_ptr_noswap(
       at::DataPtr(data, new Context(std::move(context)), &delete_context, device));
+}
+
+c10::Storage without_memory(Belongs belongs, std::size_t bytes, c10::Device device) {
+  at::DataPtr nothing(nullptr, new Context{std::move(belongs), {}}, &delete_context, device);
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes), std::move(nothing),
+      nullptr, /*resizable=*/false));
 }
 
 struct Used {
@@ -140,12 +148,15 @@ void become_shell(const at::Tensor& member, at::IntArrayRef sizes, at::IntArrayR
   for (const std::int64_t size : sizes) elements *= size;
   const std::size_t bytes = static_cast<std::size_t>(elements) * c10::elementSize(dtype);
   const c10::Device device = member.device();
-  at::DataPtr nothing(nullptr, new Context{std::move(belongs), {}}, &delete_context, device);
-  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes), std::move(nothing),
-      nullptr, /*resizable=*/false));
-  const at::Tensor shell =
-      at::empty({0}, at::TensorOptions(dtype).device(device)).set_(storage, 0, sizes, strides);
+  const at::Tensor shell = [&] {
+    const at::TensorOptions options = at::TensorOptions(dtype).device(device);
+    c10::Storage storage = without_memory(std::move(belongs), bytes, device);
+    if (!device.is_meta()) return at::empty({0}, options).set_(storage, 0, sizes, strides);
+    // On meta, set_() takes storages only that can be resized.
+    at::Tensor made = at::empty_strided(sizes, strides, options);
+    made.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(storage));
+    return made;
+  }();
   member.mutable_grad().reset();
   member.set_requires_grad(false);
   c10::TensorImpl& impl = *member.unsafeGetTensorImpl();
@@ -162,6 +173,16 @@ void become_shell(const at::Tensor& member, at::IntArrayRef sizes, at::IntArrayR
 void set_access_error(const at::Tensor& shell, const std::string& error) {
   storage_of(shell).release_data_and_set_meta_custom_data_ptr_error_msg_(error);
 }
+
+c10::Storage storage_without_memory(const at::Tensor& shell, std::size_t bytes,
+                                    c10::Device device) {
+  return without_memory(context_of(shell)->belongs, bytes, device);
+}
+
+WithoutHooks::WithoutHooks() : before_(c10::impl::tls_is_dispatch_key_excluded(kKey)) {
+  c10::impl::tls_set_dispatch_key_excluded(kKey, true);
+}
+WithoutHooks::~WithoutHooks() { c10::impl::tls_set_dispatch_key_excluded(kKey, before_); }
 
 bool is_shell(const at::Tensor& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kKey);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What sharding does to tensors and modules that libtorch has no public function for. No other file
-// of engine/shard/ reaches into libtorch's protected members, or uses its dispatch keys;
-// tests/engine/shard/libtorch_internals_test.cc fails if a release of libtorch changes them.
+// of engine/shard/ reaches into libtorch's protected members, or uses its dispatch keys, except
+// meta_tensors.cc; tests/engine/shard/libtorch_internals_test.cc fails if a release of libtorch
+// changes them.
 //
 // A sharded parameter keeps the tensor that the module's member holds, with its whole shape; only
 // its memory comes and goes. Views of it, which autograd saves, share its storage and so do the
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 namespace torch::nn {
 class Module;
@@ -51,6 +53,20 @@ void become_shell(const at::Tensor& member, at::IntArrayRef sizes, at::IntArrayR
                   at::ScalarType dtype, Belongs belongs, const std::string& error);
 // Replaces the error of a shell that has no memory at present.
 void set_access_error(const at::Tensor& shell, const std::string& error);
+// A storage of that many bytes without memory, which belongs to what the shell belongs to. It
+// replaces the shell's storage when the shell gets another device (meta_tensors.h).
+c10::Storage storage_without_memory(const at::Tensor& shell, std::size_t bytes, c10::Device device);
+// While it lives, operators of this thread take shells for usual tensors.
+class WithoutHooks {
+ public:
+  WithoutHooks();
+  ~WithoutHooks();
+  WithoutHooks(const WithoutHooks&) = delete;
+  WithoutHooks& operator=(const WithoutHooks&) = delete;
+
+ private:
+  const bool before_;
+};
 // True for a tensor that has become a shell, and for its views.
 bool is_shell(const at::Tensor& tensor);
 // The belonging of a shell; null for other tensors.

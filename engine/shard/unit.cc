@@ -13,6 +13,7 @@
 #include <weft/engine/group/called_by.h>
 #include <weft/engine/group/rows.h>
 #include <weft/engine/shard/libtorch_internals.h>
+#include <weft/engine/shard/meta_tensors.h>
 #include <weft/engine/shard/unit.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/tensor.h>
@@ -158,6 +159,12 @@ std::vector<at::Tensor> Unit::shards() const {
   for (const UnitParameter& parameter : parameters_) {
     shards.push_back(parameter.shard());
     const at::Tensor& shard = shards.back();
+    if (shard.is_meta()) {
+      throw Error(Blame::Caller,
+                  "parameter '" + parameter.name +
+                      "' has no values yet: its model was built under weft::OnMeta; call "
+                      "weft::materialize(model, seed) on all ranks first");
+    }
     const std::int64_t rows = parameter.rows(group().rank(), group().size()).count;
     const bool is_same = shard.scalar_type() == parameter.dtype && shard.device() == device_ &&
                          shard.sizes() == at::IntArrayRef(parameter.shape(rows)) &&
@@ -239,6 +246,20 @@ void Unit::free() {
     }
   }
   state_ = State::Sharded;
+}
+
+void Unit::give_values(std::size_t place, const at::Tensor& whole) {
+  const c10::AutoGradMode no_grad(false);
+  const UnitParameter& parameter = parameters_[place];
+  const at::Tensor rows = rows_of_whole(place, whole);
+  const at::Tensor mine = at::empty_strided(rows.sizes(), rows.strides(), rows.options());
+  mine.copy_(rows);
+  put_into(parameter.shard(), mine.storage(), parameter.dtype);
+  const at::ScalarType dtype = parameter.whole.scalar_type();
+  const std::size_t bytes = storage_bytes(parameter.whole, dtype);
+  put_into(parameter.whole, storage_without_memory(parameter.whole, bytes, whole.device()), dtype);
+  rename(place, parameter.name);  // sets the error of access
+  device_ = whole.device();
 }
 
 void Unit::start_hold() {

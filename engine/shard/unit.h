@@ -83,8 +83,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::size_t index = 0;              // in the model
   std::shared_ptr<ReceivePool> pool;  // of memory on the host; the model's
 
-  // The shards, by parameter. Throws Caller if one is not what it was: moved, cast, resized, or
-  // dropped.
+  // The shards, by parameter. Throws Caller if one has no values yet, or is not what it was: moved,
+  // cast, resized, or dropped.
   std::vector<at::Tensor> shards() const;
 
   enum class State { Sharded, Gathering, Gathered };
@@ -97,6 +97,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void note_stream();
   // Bytes of the gathered memory.
   std::size_t bytes() const { return bytes_; }
+
+  // Gives a parameter that was built on meta its values, whole, in its own dtype: this rank keeps
+  // its rows of them. The parameter moves to their device.
+  void give_values(std::size_t place, const at::Tensor& whole);
 
   // While it is held (by FullParameters), the parameters stay gathered and may be used anywhere.
   // start_hold() starts to gather the values that the shards have now, hold() waits for them.

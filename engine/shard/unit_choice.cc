@@ -147,8 +147,6 @@ void require_usable(const ChosenParameter& parameter) {
            "call fully_shard() on a module that contains both, or leave that one out: "
            "FullyShardedDataParallel divides it then");
   }
-  if (first.tensor.is_meta())
-    refuse(first, "it has no values (its device is meta); give it values first");
   if (!first.tensor.is_leaf())
     refuse(first, "it is the result of an operator, not a leaf; detach() it");
   parallel::require_flat(first.tensor, "parameter '" + first.name + "'");
@@ -165,9 +163,13 @@ std::vector<ChosenUnit> checked(std::vector<ChosenUnit> units) {
       const at::Tensor& tensor = parameter.places.front().tensor;
       if (any == nullptr) any = &tensor;
       if (tensor.device() != any->device()) {
-        refuse(parameter.places.front(), "it is on " + tensor.device().str() +
-                                             " and others are on " + any->device().str() +
-                                             "; a sharded model lies on one device of each rank");
+        refuse(
+            parameter.places.front(),
+            "it is on " + tensor.device().str() + " and others are on " + any->device().str() +
+                "; a sharded model lies on one device of each rank" +
+                (tensor.is_meta() || any->is_meta() ? ": build all of it under weft::OnMeta, or "
+                                                      "call weft::materialize(model, seed) before"
+                                                    : ""));
       }
     }
   }

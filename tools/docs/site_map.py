@@ -31,7 +31,7 @@ TOPICS = {
 HEADERS = {
     "group": ["engine/group/process_group.h", "engine/group/work.h", "kernels/reduce_op.h", "base/patience.h"],
     "parallel": ["engine/ddp/ddp.h", "engine/ddp/ddp_options.h"],
-    "fully_shard": ["engine/shard/fully_shard.h", "engine/shard/fully_shard_options.h"],
+    "fully_shard": ["engine/shard/fully_shard.h", "engine/shard/fully_shard_options.h", "engine/training/materialize.h", "engine/training/checkpointed.h"],
     "rpc": ["engine/rpc/agent.h", "engine/call/types.h", "engine/rref/rref.h", "engine/rpc/operators.h", "engine/rpc/script.h", "engine/call/function.h", "engine/call/wait_all.h"],
     "codec": ["engine/codec/codec.h", "engine/codec/values.h"],
 }

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What materialize() and checkpointed() know about the layers of torch::nn and of Weft. No other
+// file lists them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace weft::training {
+
+// Modules whose own parameters and buffers get their values together: one module, except that a
+// MultiheadAttention sets a bias of its out_proj.
+struct Layer {
+  std::string name;  // its path in the model; "" for the root
+  std::vector<torch::nn::Module*> modules;
+  bool is_in_transformer = false;  // below a torch::nn::Transformer, which sets what its layers set
+};
+
+// The layers of the model in the order of named_modules(), each once. The model owns the modules.
+std::vector<Layer> layers_in(torch::nn::Module& model);
+
+// Calls the layer's reset_parameters(), or what stands for it, if it is one of torch::nn's or
+// Weft's. Leaves other modules alone.
+void reset(const Layer& layer);
+
+// True for layers that update running statistics in forward.
+bool has_running_statistics(const torch::nn::Module& module);
+
+}  // namespace weft::training
