@@ -3,5 +3,6 @@
 #pragma once
 
 #include <weft/engine/checkpoint/checkpoint.h>
+#include <weft/engine/checkpoint/pretrained.h>
 #include <weft/error.h>
 #include <weft/group.h>

@@ -88,6 +88,17 @@ TEST(PythonExchange, BothReadWhatTheOtherWrites) {
       checkpoint::load(path, group, values.parts());
       values.expect_same(Values());
     }
+    // The index that PyTorch's writer makes.
+    Values values;
+    const FullyShardedDataParallel sharded(values.sharded, group);
+    values.clear();
+    checkpoint::load_safetensors(
+        whole, group, *values.sharded,
+        {.name_in_file = [](const std::string& name) { return "sharded." + name; },
+         .use_all = false});
+    One one = values.sharded;
+    const FullParameters full(*one);
+    expect_equal(one->parameters(), {values.weight});
   });
 }
 
