@@ -218,7 +218,7 @@ class Part {
  public:
   // - a torch::nn module, its holder, or a (shared) pointer to it: parameters and buffers. Values
   //   that your class writes in a save() of its own need a Part of their own. Of a
-  //   DistributedDataParallel, give its module().
+  //   DistributedDataParallel or FullyShardedDataParallel, give its module().
   // - any torch::optim::Optimizer: options and state. A weft::ZeroRedundancyOptimizer is
   //   consolidated and written as the plain optimizer over the same parameters would be; either
   //   loads it.

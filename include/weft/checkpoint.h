@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// weft::checkpoint: save, load, exists, check_writable.
+// weft::checkpoint: save_async, save, load, exists, check_writable, per_rank.
 #pragma once
 
 #include <weft/engine/checkpoint/checkpoint.h>
