@@ -335,7 +335,8 @@ TEST(ShardedOverMesh, TrainingGoesOnAfterABackwardThatFailedOnAllRanks) {
     FullyShardedDataParallel sharded(net, two_axes(group, 2));
     auto input = numbers({4, 8}, 1);
     input.set_requires_grad(true);
-    auto loss = loss_of(sharded(Failing::apply(input)));
+    // Behind a multiplication, so that it has a greater number than the nodes of shards.
+    auto loss = loss_of(sharded(Failing::apply(input * 2)));
     EXPECT_THROW(loss.backward(), std::exception);
     if (group.rank() != 1) loss.reset();
     train(sharded, *net, group.rank());
