@@ -100,7 +100,7 @@ void DetailComparison::compare(const Operation& operation, std::uint64_t number)
   const Deadline deadline = Deadline::in(options_.timeout);
   Meeting wait(options_.job->waits, options_.name,
                std::string(operation.name) + " #" + std::to_string(number), options_.rank, kAllCall,
-               [this, base] { return absent_from(store_, base, options_.size); });
+               absent_from(options_, base));
   StoreBootstrap store(options_.own_store, [&] {
     failure_.throw_if_broken();
     wait.look();

@@ -13,7 +13,7 @@
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/joining.h>
-#include <weft/engine/group/meeting.h>
+#include <weft/engine/group/store_meeting.h>
 #include <weft/engine/store/backoff.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/trace/dump.h>
@@ -24,7 +24,8 @@ namespace {
 
 constexpr const char* kFailedKey = "weft/failed";
 
-std::string here_key(int rank) { return "weft/here/" + std::to_string(rank); }
+constexpr const char* kHere = "weft/here/";
+std::string here_key(int rank) { return kHere + std::to_string(rank); }
 
 // The failure that tell_failure() has left in the store.
 Error could_not_join(const std::string& told) {
@@ -134,7 +135,7 @@ void Joining::await_members() {
   store_.set(here_key(options_.rank), to_bytes(carriers_.names()));
   const Deadline deadline = Deadline::in(options_.timeout);
   Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
-                  [this] { return missing_ranks(); });
+                  absent_from(options_, kHere));
   for (int rank = 0; rank < options_.size; ++rank) {
     const bool is_told =
         options_.job->membership->has(options_.global_ranks[static_cast<std::size_t>(rank)]);
@@ -265,7 +266,7 @@ void Joining::await(const Attempt& attempt, c10::DeviceType type) {
     options_.job->membership->connect_to_first([&] { return attempt.query(); }, deadline);
   }
   Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
-                  [this] { return missing_ranks(); });
+                  absent_from(options_, kHere));
   bool agreed = false;
   while (!attempt.synchronize(Deadline::in(std::chrono::milliseconds(100)))) {
     throw_if_hopeless();
@@ -348,13 +349,7 @@ bool Joining::agrees_with_first(c10::DeviceType type) {
                   "; give all ranks the same (ProcessGroupOptions::backend, WEFT_BACKEND)");
 }
 
-std::vector<int> Joining::missing_ranks() {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < options_.size; ++rank) {
-    if (!store_.exists(here_key(rank))) ranks.push_back(rank);
-  }
-  return ranks;
-}
+std::vector<int> Joining::missing_ranks() const { return absent_from(options_, kHere)(); }
 
 std::string Joining::what() const {
   return parent_ == nullptr ? "init_process_group" : "the making";

@@ -61,7 +61,7 @@ class Joining {
   void throw_if_out_of_reach();
   bool agrees_with_first(c10::DeviceType type);
   // Members that have not announced that they join.
-  std::vector<int> missing_ranks();
+  std::vector<int> missing_ranks() const;
   Error not_come(const std::vector<int>& ranks) const;
   std::string what() const;
   std::string hint() const;

@@ -18,10 +18,11 @@ LocalWait::LocalWait(std::shared_ptr<Waits> waits, std::string group, std::strin
       what_(std::move(what)),
       hint_(std::move(hint)),
       rank_(rank),
-      place_{.name = "the wait for " + what_ + " on group '" + group_ + "'",
-             .group = group_,
-             .is_meeting = false,
-             .lines = [this] { return std::vector<std::string>{what_ + ": " + hint_}; }},
+      place_(std::make_shared<const Meetings::Place>(Meetings::Place{
+          .name = "the wait for " + what_ + " on group '" + group_ + "'",
+          .group = group_,
+          .is_meeting = false,
+          .lines = [line = what_ + ": " + hint_] { return std::vector<std::string>{line}; }})),
       patience_(waits_->reports(), since_ + waits_->turn()) {
   waits_->meetings().begin(place_);
 }
@@ -46,16 +47,17 @@ Meeting::Meeting(std::shared_ptr<Waits> waits, std::string group, std::string wh
       hint_(std::move(hint)),
       rank_(rank),
       missing_(std::move(missing)),
-      place_{.name = what_ + " of group '" + group_ + "'",
-             .group = group_,
-             .is_meeting = true,
-             .lines =
-                 [this] {
-                   std::vector<std::string> lines;
-                   for (const int one : missing_())
-                     lines.push_back(what_ + ": rank " + std::to_string(one) + " has not come");
-                   return lines;
-                 }},
+      place_(std::make_shared<const Meetings::Place>(Meetings::Place{
+          .name = what_ + " of group '" + group_ + "'",
+          .group = group_,
+          .is_meeting = true,
+          .lines =
+              [what = what_, missing = missing_] {
+                std::vector<std::string> lines;
+                for (const int one : missing())
+                  lines.push_back(what + ": rank " + std::to_string(one) + " has not come");
+                return lines;
+              }})),
       patience_(waits_->reports()) {
   waits_->meetings().begin(place_);
 }

@@ -22,7 +22,7 @@ class Waits;
 class Meeting {
  public:
   // The group's ranks that have not come. Called by look() and, on other threads, by
-  // Waits::waiting_for().
+  // Waits::waiting_for(), perhaps until after this object has ended: it owns what it uses.
   using Missing = std::function<std::vector<int>()>;
   // `hint`: the remedy, as a sentence without its end.
   Meeting(std::shared_ptr<Waits> waits, std::string group, std::string what, int rank,
@@ -38,7 +38,7 @@ class Meeting {
   const std::string group_, what_, hint_;
   const int rank_;
   const Missing missing_;
-  const Meetings::Place place_;
+  const Meetings::Held place_;
   Patience patience_;
 };
 
@@ -62,7 +62,7 @@ class LocalWait {
   const std::shared_ptr<Waits> waits_;
   const std::string group_, what_, hint_;
   const int rank_;
-  const Meetings::Place place_;
+  const Meetings::Held place_;
   const Patience::Clock::time_point since_ = Patience::Clock::now();
   Patience patience_;
 };

@@ -2,10 +2,11 @@
 // The places where threads of this rank wait outside of operations: in meetings over the store, and
 // for something of their own rank. Ranks and users that ask are told of them.
 //
-// Owned by Waits. Thread-safe. lines() blocks on the store; newest() does not.
+// Owned by Waits. Thread-safe. lines() blocks on the store, and holds up nobody else meanwhile.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,22 +19,27 @@ class Meetings {
   struct Place {
     std::string name;  // for ranks that ask: "the wait for … on group 'default'"
     std::string group;
-    bool is_meeting = false;                          // otherwise a wait of this rank alone
-    std::function<std::vector<std::string>()> lines;  // what it waits for; may query the store
+    bool is_meeting = false;  // otherwise a wait of this rank alone
+    // What it waits for; may query the store. It owns what it uses: another thread may be in it
+    // when the wait ends.
+    std::function<std::vector<std::string>()> lines;
   };
-  // A thread waits there until end(); the place outlives that.
-  void begin(const Place& place);
-  void end(const Place& place);
+  using Held = std::shared_ptr<const Place>;
+  // A thread waits there until end().
+  void begin(Held place);
+  void end(const Held& place);
   // The name of the place where a thread began to wait last; "" if there is none.
   std::string newest() const;
-  // What the threads wait for in that group: meetings first.
-  std::vector<std::string> lines(const std::string& group);
+  // What the threads wait for in that group: meetings first. Without waits that have ended while
+  // the store was queried.
+  std::vector<std::string> lines(const std::string& group) const;
 
  private:
-  Mutex places_mutex_;  // held while meetings query the store: never taken on the loop
-  std::vector<const Place*> places_ WEFT_GUARDED_BY(places_mutex_);
-  mutable Mutex names_mutex_;
-  std::vector<std::string> names_ WEFT_GUARDED_BY(names_mutex_);
+  std::vector<Held> places(const std::string& group) const;
+  bool goes_on(const Held& place) const;
+
+  mutable Mutex mutex_;
+  std::vector<Held> places_ WEFT_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::group

@@ -21,8 +21,8 @@ namespace weft::group {
 // The remedy if a rank does not come to a call.
 constexpr const char* kAllCall = "all ranks of the group must call it, in the same order of calls";
 
-// The ranks of a group of that size that have not set the key base + their rank.
-std::vector<int> absent_from(StoreBootstrap& store, const std::string& base, int size);
+// Finds the ranks of the group that have not set the key base + their rank. Owns the store.
+Meeting::Missing absent_from(const CoreOptions& group, std::string base);
 
 // One meeting, to which each rank comes by setting the key base + its rank. Used by the thread that
 // waits in it; wait reports show it as long as it lives.
