@@ -3,15 +3,10 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <fstream>
 #include <iterator>
-#include <random>
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,33 +21,6 @@ namespace weft::launch {
 
 namespace {
 
-// Binds `port` on all interfaces (0: a port that the kernel chooses) and returns it, or -1 if it is
-// taken.
-int bindable(int port) {
-  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  socklen_t length = sizeof address;
-  const bool bound = socket >= 0 &&
-                     ::bind(socket, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
-                     ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) == 0;
-  const int number = errno;
-  if (socket >= 0) ::close(socket);
-  if (bound) return ntohs(address.sin_port);
-  if (number != EADDRINUSE && number != EACCES)
-    throw system_error(Blame::Busy, "looking for a free port", number);
-  return -1;
-}
-
-// The first of the ports that the kernel gives to connecting sockets.
-int first_handed_out() {
-  int first = 0;
-  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> first;
-  return first;
-}
-
 // False for a child that other code has reaped: its number may be another process's by now.
 bool is_child(pid_t process) {
   siginfo_t ignored;
@@ -61,20 +29,6 @@ bool is_child(pid_t process) {
 }
 
 }  // namespace
-
-int free_port() {
-  constexpr int kLowest = 16384;
-  constexpr int kTries = 100;
-  const int end = first_handed_out();
-  std::random_device random;
-  for (int i = 0; i < kTries && end > kLowest; ++i) {
-    const int port = bindable(std::uniform_int_distribution(kLowest, end - 1)(random));
-    if (port > 0) return port;
-  }
-  const int port = bindable(0);
-  if (port < 0) throw system_error(Blame::Busy, "looking for a free port", EADDRINUSE);
-  return port;
-}
 
 std::string describe_status(int status) {
   if (status == kTakenStatus)

@@ -13,7 +13,9 @@
 namespace weft::launch {
 
 // Returns a TCP port that is free at this moment. It is below the range from which the kernel gives
-// ports to connecting sockets, so a job that starts slowly still finds it free. Throws Busy.
+// ports to connecting sockets, and no other process of Weft on this machine chooses it while this
+// process, or one that it has forked, lives (at most eight ports: the oldest becomes available
+// again). So a job that starts slowly still finds it free. Throws Busy.
 int free_port();
 
 // Stands for the status of a child that something else in this process has waited for: a SIGCHLD

@@ -99,19 +99,32 @@ void act(const std::string& name, const std::string& address) {
 
 // --- the learner
 
-int free_port() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t bytes = sizeof address;
-  if (::bind(socket, reinterpret_cast<sockaddr*>(&address), bytes) != 0 ||
-      ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &bytes) != 0) {
-    throw std::runtime_error("no port is free");
+// A port that is free. As long as this lives, the kernel gives it to no connection of another
+// program; the agent may listen there, because both set SO_REUSEADDR.
+class FreePort {
+ public:
+  FreePort() {
+    const int yes = 1;
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof address;
+    if (::setsockopt(socket_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
+        ::bind(socket_, reinterpret_cast<sockaddr*>(&address), bytes) != 0 ||
+        ::getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &bytes) != 0) {
+      throw std::runtime_error("no port is free");
+    }
+    number_ = ntohs(address.sin_port);
   }
-  ::close(socket);
-  return ntohs(address.sin_port);
-}
+  ~FreePort() { ::close(socket_); }
+  FreePort(const FreePort&) = delete;
+  FreePort& operator=(const FreePort&) = delete;
+  int number() const { return number_; }
+
+ private:
+  const int socket_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  int number_ = 0;
+};
 
 // The actors' processes. The destructor kills those that still run.
 class Processes {
@@ -304,7 +317,8 @@ struct Wanted {
 
 void learn(const Wanted& wanted) {
   torch::manual_seed(static_cast<std::uint64_t>(wanted.seed));
-  const std::string address = "tcp://127.0.0.1:" + std::to_string(free_port());
+  const FreePort port;
+  const std::string address = "tcp://127.0.0.1:" + std::to_string(port.number());
   // Rank 0 hosts the store at which the others meet.
   auto agent = weft::rpc::init("learner", {.rank = 0, .init_method = address});
   Processes processes(address);
