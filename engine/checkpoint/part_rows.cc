@@ -26,7 +26,7 @@ class Collected {
   void add(const std::string& name, const at::Tensor& tensor) {
     const auto [unit, place] = shard::owner_of(tensor);
     if (!unit) return;
-    if (checked_.insert(unit.get()).second && !unit->is_held()) unit->check_shards();
+    if (checked_.insert(unit.get()).second && !unit->is_held()) unit->shards();  // checks them
     const shard::UnitParameter& parameter = unit->parameters()[place];
     OwnRows own;
     own.holder = unit->group().rank();

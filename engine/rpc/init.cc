@@ -15,6 +15,7 @@
 #include <weft/engine/call/numbers.h>
 #include <weft/engine/call/secret.h>
 #include <weft/engine/instruments/instruments.h>
+#include <weft/engine/rendezvous/launcher_variables.h>
 #include <weft/engine/rendezvous/rendezvous.h>
 #include <weft/engine/rendezvous/url.h>
 #include <weft/engine/rpc/init.h>
