@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FullyShardedDataParallel: data parallel training in which parameters, their gradients and the
-// optimizer's state are spread over the ranks of a group.
+// optimizer's state are spread over the ranks of a group, or along an axis of a mesh.
 //
 //   Net net;  // a torch::nn module holder, or std::shared_ptr<NetImpl>
 //   weft::FullyShardedDataParallel sharded(net, group);
@@ -157,6 +157,7 @@ class FullyShardedDataParallel final : public shard::ShardedRoot {
       std::shared_ptr<Module> module, Mesh mesh,
       FullyShardOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
       : ShardedRoot(module, mesh, options), module_(std::move(module)) {}
+  // The same for a module holder (TORCH_MODULE).
   FullyShardedDataParallel(
       const torch::nn::ModuleHolder<Module>& module, Mesh mesh,
       FullyShardOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
@@ -201,6 +202,7 @@ Holder fully_shard(Holder module, ProcessGroup group, FullyShardOptions options 
   return module;
 }
 
+// The same over a mesh, as FullyShardedDataParallel has it.
 template <class Holder>
 Holder fully_shard(Holder module, Mesh mesh, FullyShardOptions options = {}) {
   shard::shard_as_unit(shard::pointer_to(module), mesh, options);
