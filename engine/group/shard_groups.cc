@@ -7,17 +7,25 @@ namespace weft::group {
 
 namespace {
 
-std::atomic<ShardGroupOf> current{nullptr};
+std::atomic<GroupOfParameter> shards_of{nullptr}, replicas_of{nullptr};
+
+ProcessGroup found_by(GroupOfParameter find, const at::Tensor& parameter) {
+  return find == nullptr ? ProcessGroup() : find(parameter);
+}
 
 }  // namespace
 
-ShardGroupOf set_shard_groups(ShardGroupOf shard_group_of) {
-  return current.exchange(shard_group_of);
+void set_shard_groups(GroupOfParameter shards, GroupOfParameter replicas) {
+  shards_of = shards;
+  replicas_of = replicas;
 }
 
 ProcessGroup shard_group_of(const at::Tensor& parameter) {
-  const ShardGroupOf find = current.load();
-  return find == nullptr ? ProcessGroup() : find(parameter);
+  return found_by(shards_of.load(), parameter);
+}
+
+ProcessGroup replica_group_of(const at::Tensor& parameter) {
+  return found_by(replicas_of.load(), parameter);
 }
 
 }  // namespace weft::group

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks hold the other shards of a parameter. Code that computes over a whole gradient (its
-// norm, whether it is finite) asks here; what shards parameters answers. Internal; any thread.
+// Which ranks hold the other shards of a parameter, and which hold the same one. Code that computes
+// over a whole gradient (its norm, whether it is finite) asks here; what shards parameters answers.
+// Internal; any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,14 +10,16 @@
 
 namespace weft::group {
 
-// Returns the group over which the parameter is sharded; an empty group if it is whole.
-using ShardGroupOf = ProcessGroup (*)(const at::Tensor& parameter);
+// Returns a group of the parameter, or an empty group if there is none.
+using GroupOfParameter = ProcessGroup (*)(const at::Tensor& parameter);
 
-// What shards parameters says so before it makes the first shard. Replaces what was set before,
-// which it returns; null: nothing is sharded.
-ShardGroupOf set_shard_groups(ShardGroupOf shard_group_of);
+// What shards parameters says so before it makes the first shard. Replaces what was set before.
+// `shards`: the group over which the parameter is sharded; none if it is whole. `replicas`: the
+// ranks that have the same shard, and step it alike; null: there are none.
+void set_shard_groups(GroupOfParameter shards, GroupOfParameter replicas = nullptr);
 
-// The group of the parameter; empty if nothing has been set, or the parameter is whole.
+// Those groups of the parameter; empty if nothing has been set.
 ProcessGroup shard_group_of(const at::Tensor& parameter);
+ProcessGroup replica_group_of(const at::Tensor& parameter);
 
 }  // namespace weft::group

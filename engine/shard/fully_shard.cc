@@ -103,13 +103,19 @@ ProcessGroup group_of_shard(const at::Tensor& parameter) {
   return owner.unit->group();
 }
 
+// The group that has the same rows, which must stay the same.
+ProcessGroup replicas_of_shard(const at::Tensor& parameter) {
+  const Owner owner = owner_of(parameter);
+  return owner.unit ? owner.unit->ranks().replicas : ProcessGroup();
+}
+
 // Checks the choice on all ranks, copies rank 0's values, and shards the units one after another.
 std::vector<std::shared_ptr<Unit>> make_units(torch::nn::Module& module, ModelRanks ranks,
                                               const FullyShardOptions& options, const char* name,
                                               const std::vector<ChosenUnit>& chosen) {
   const MakingAsUsual usual;  // if an OnMeta lives
   install({&ShardedModel::before_operator, &ShardedModel::after_change});
-  group::set_shard_groups(&group_of_shard);
+  group::set_shard_groups(&group_of_shard, &replicas_of_shard);
   std::vector<std::shared_ptr<Unit>> units;
   parallel::on_all_ranks(ranks.all, name, "it", [&] {
     parallel::check_same_model(ranks.all, named_values(module), agreed(options, chosen));

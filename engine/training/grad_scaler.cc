@@ -49,8 +49,10 @@ std::vector<ProcessGroup> groups_of(const Optimizer& optimizer, const ProcessGro
   if (const auto* const zero = dynamic_cast<const parallel::ShardedOptimizer*>(&optimizer))
     training::add_group(groups, zero->group_of_steps());
   for (const auto& parameters : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : parameters.params())
+    for (const at::Tensor& parameter : parameters.params()) {
       training::add_group(groups, group::shard_group_of(parameter));
+      training::add_group(groups, group::replica_group_of(parameter));
+    }
   }
   return groups;
 }

@@ -168,12 +168,17 @@ TEST(ShardedOverMesh, OneRanksInfinityStopsTheStepOfAll) {
     FullyShardedDataParallel sharded(net, two_axes(group, 2));
     torch::optim::SGD optimizer(net->parameters(), 0.1);
     GradScaler scaler;
-    for (const bool is_finite : {false, true}) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    for (const std::string where : {"in an input", "in a gradient", "nowhere"}) {
       optimizer.zero_grad();
       auto input = numbers({4, 8}, 3);
-      if (!is_finite && group.rank() == 3) input[0][0] = std::numeric_limits<float>::infinity();
+      const bool has_it = group.rank() == 1 && where != "nowhere";
+      if (has_it && where == "in an input") input[0][0] = kInfinity;
       scaler.scale(loss_of(sharded(input, true))).backward();
-      EXPECT_EQ(scaler.step(optimizer), is_finite) << "rank " << group.rank();
+      // The ranks with the same rows would otherwise step them.
+      if (has_it && where == "in a gradient")
+        net->first->parameters()[0].mutable_grad().fill_(kInfinity);
+      EXPECT_EQ(scaler.step(optimizer), where == "nowhere") << where << ", rank " << group.rank();
       scaler.update();
     }
   });
@@ -341,6 +346,18 @@ TEST(ShardedOverMesh, TrainingGoesOnAfterABackwardThatFailedOnAllRanks) {
     if (group.rank() != 1) loss.reset();
     train(sharded, *net, group.rank());
     expect_close(whole(*net), trained_by_ddp(group, make));
+  });
+}
+
+TEST(ShardedOverMesh, RowsWhoseBackwardsUseDifferentUnitsAreAllTold) {
+  run_ranks(As::Threads, 4, [](ProcessGroup& group) {
+    auto model = std::make_shared<BranchesImpl>();
+    FullyShardedDataParallel sharded(model, two_axes(group, 2));
+    const Error error = error_of([&] {
+      sharded(torch::ones({4, 8}), /*uses_b=*/group.rank() < 2).backward();
+    });
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    EXPECT_THAT(error.text(), ::testing::HasSubstr("of a FullyShardedDataParallel"));
   });
 }
 
