@@ -26,6 +26,7 @@ namespace {
 struct KeySet;
 struct ThrowsOnAccess;
 struct Parameters;
+struct Children;
 
 }  // namespace
 
@@ -35,6 +36,7 @@ template struct weft::tensor::Reveal<weft::shard::KeySet, &c10::TensorImpl::key_
 template struct weft::tensor::Reveal<weft::shard::ThrowsOnAccess,
                                      &c10::StorageImpl::throw_on_immutable_data_ptr_>;
 template struct weft::tensor::Reveal<weft::shard::Parameters, &torch::nn::Module::parameters_>;
+template struct weft::tensor::Reveal<weft::shard::Children, &torch::nn::Module::children_>;
 
 namespace weft::shard {
 
@@ -224,6 +226,17 @@ Owner owner_of(const at::Tensor& tensor) {
       dynamic_cast<const OwnerMeta*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
   return meta != nullptr ? meta->owner : Owner{};
 }
+
+struct WithoutChildren::Aside {
+  torch::OrderedDict<std::string, std::shared_ptr<torch::nn::Module>> children;
+};
+
+WithoutChildren::WithoutChildren(torch::nn::Module& module)
+    : module_(module), aside_(std::make_unique<Aside>()) {
+  std::swap(module_.*tensor::revealed<Children>(), aside_->children);
+}
+
+WithoutChildren::~WithoutChildren() { std::swap(module_.*tensor::revealed<Children>(), aside_->children); }
 
 at::Tensor& parameter_entry(torch::nn::Module& module, const std::string& name) {
   at::Tensor* const entry = (module.*tensor::revealed<Parameters>()).find(name);

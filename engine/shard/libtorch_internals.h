@@ -87,6 +87,20 @@ struct Owner {
 };
 Owner owner_of(const at::Tensor& tensor);
 
+// While it lives, the module has no children: parameters() and buffers() are its own.
+class WithoutChildren {
+ public:
+  explicit WithoutChildren(torch::nn::Module& module);
+  ~WithoutChildren();
+  WithoutChildren(const WithoutChildren&) = delete;
+  WithoutChildren& operator=(const WithoutChildren&) = delete;
+
+ private:
+  struct Aside;
+  torch::nn::Module& module_;
+  const std::unique_ptr<Aside> aside_;
+};
+
 // The entry `name` of the module's own parameters. Throws Caller if there is none.
 at::Tensor& parameter_entry(torch::nn::Module& module, const std::string& name);
 

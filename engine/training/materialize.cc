@@ -287,7 +287,10 @@ class Materialization {
  private:
   void call_init(Module& module) const {
     const OthersParameters others(module);
-    init_(module);
+    {
+      const shard::WithoutChildren alone(module);
+      init_(module);
+    }
     others.require_unchanged();
   }
 

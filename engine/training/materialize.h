@@ -50,10 +50,11 @@ class [[nodiscard]] WEFT_API OnMeta {
 // gets its values from the first of them that sets it.
 //
 // Layers of torch::nn and Weft's SyncBatchNorm set theirs by reset_parameters(). Then `init`, if
-// given, is called with each module that has parameters or buffers of its own on meta (parents
-// before children), without gradients, and may write these: members, or
-// module.parameters(/*recurse=*/false). libtorch's default generators are seeded for each module,
-// and have their former states afterwards; no other thread may draw from them meanwhile.
+// given, is called with each module that has parameters or buffers of its own on meta, without
+// gradients, parents before children. It may write to the module's own: members, or
+// module.parameters() and module.buffers(), which do not list those of its children meanwhile. It
+// must not wait for other ranks. libtorch's default generators are seeded for each module, and have
+// their former states afterwards; no other thread may draw from them meanwhile.
 //
 // Throws Caller, naming the parameters and buffers that would stay without values: before anything
 // is changed if there is no `init`, and otherwise at the end; a later call gives values to these.

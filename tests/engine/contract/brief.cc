@@ -17,6 +17,7 @@
 
 #include <weft/checkpoint.h>
 #include <weft/codec.h>
+#include <weft/fully_shard.h>
 #include <weft/functional.h>
 #include <weft/future.h>
 #include <weft/group.h>
@@ -608,6 +609,27 @@ at::Tensor call(const ProcessGroup& group, const std::shared_ptr<torch::nn::Modu
                 const at::Tensor& x) {
   DistributedDataParallel ddp(net, group);
   return ddp(x);
+}
+#endif
+#ifdef CHECKPOINTED_WRAPPER  // says: and not a wrapper such as
+at::Tensor call(DistributedDataParallel<NetImpl>& ddp, const at::Tensor& x) {
+  return weft::checkpointed(ddp, x);
+}
+#endif
+#ifdef CHECKPOINTED_FUNCTION  // says: checkpointed takes a torch::nn module first
+at::Tensor call(const at::Tensor& x) {
+  return weft::checkpointed([](const at::Tensor& y) { return y; }, x);
+}
+#endif
+#ifdef CHECKPOINTED_WITH_OTHER_INPUT  // says: the module's forward() does not take these arguments
+at::Tensor call(const Net& net) { return weft::checkpointed(net, "text"); }
+#endif
+#ifdef CHECKPOINTED_NUMBER  // says: checkpointed takes modules whose forward() returns
+struct Counting : torch::nn::Module {
+  double forward(const at::Tensor& x) { return static_cast<double>(x.numel()); }
+};
+double call(const std::shared_ptr<Counting>& module, const at::Tensor& x) {
+  return weft::checkpointed(module, x);
 }
 #endif
 #ifdef PARAMETERS_OF_THE_REPLICA  // says: has no member named 'parameters' | no member named

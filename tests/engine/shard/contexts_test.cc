@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
@@ -31,6 +32,25 @@ TEST(ShardedInContexts, ForwardAndBackwardAreRefused) {
       EXPECT_EQ(error.blame(), Blame::Caller);
       EXPECT_THAT(error.text(), ::testing::HasSubstr("which an AutogradContext does not use"));
     }
+  });
+}
+
+TEST(CheckpointedInContexts, GradientsAreThoseOfAPlainCall) {
+  const harness::Setting place = {harness::As::Threads, "shm"};
+  hybrid::train(place, 2, 2, [](rpc::Agent& agent, ProcessGroup&) {
+    nn::Sequential net(nn::Linear(4, 4), nn::Tanh(), nn::Linear(4, 4));
+    const auto gradients = [&](bool checkpoints) {
+      AutogradContext context(agent);
+      const auto x = torch::ones({2, 4});
+      const auto y = checkpoints ? checkpointed(net, x) : net->forward(x);
+      context.backward({y.square().sum()});
+      std::vector<torch::Tensor> all;
+      for (const auto& parameter : net->parameters()) all.push_back(context.gradient(parameter));
+      return all;
+    };
+    const auto usual = gradients(false);
+    const auto mine = gradients(true);
+    for (std::size_t i = 0; i < usual.size(); ++i) EXPECT_TRUE(torch::equal(usual[i], mine[i]));
   });
 }
 

@@ -129,5 +129,25 @@ TEST(LibtorchInternals, TheEngineRunsGreaterSequenceNumbersFirst) {
   EXPECT_EQ(ran, (std::vector<std::string>{"root", "first", "middle", "last"}));
 }
 
+TEST(LibtorchInternals, AModuleIsLookedAtWithoutItsChildren) {
+  torch::nn::Sequential net(torch::nn::Linear(2, 2));
+  {
+    const WithoutChildren alone(*net);
+    EXPECT_TRUE(net->parameters().empty());
+  }
+  EXPECT_EQ(net->named_parameters()["0.weight"].numel(), 4);
+}
+
+TEST(LibtorchInternals, WithoutHooksAShellIsAUsualTensor) {
+  const at::Tensor weight = shell({2, 3});
+  const at::Tensor memory = torch::ones({6});
+  fill(weight, memory, 0);
+  {
+    const WithoutHooks plain;
+    EXPECT_TRUE(torch::equal(weight.t(), torch::ones({3, 2})));
+  }
+  EXPECT_THROW(weight.sum(), Error);
+}
+
 }  // namespace
 }  // namespace weft::shard

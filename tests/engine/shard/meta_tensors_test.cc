@@ -18,6 +18,26 @@
 namespace weft::shard {
 namespace {
 
+void keep_all(const c10::OperatorHandle& called, c10::DispatchKeySet keys,
+              torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::DeferredInit);
+  called.redispatchBoxed(
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::DeferredInit),
+      stack);
+}
+
+// First, since later tests register Weft's own functions in the process, and it forks.
+TEST(MetaTensorsOfAnotherLibrary, AreRefusedWithASentence) {
+  harness::run_ranks(harness::As::Processes, 1, [](ProcessGroup&) {
+    torch::Library library(torch::Library::IMPL, "_", c10::DispatchKey::DeferredInit, "here", 1);
+    library.fallback(torch::CppFunction::makeFromBoxedFunction<&keep_all>());
+    const Error error = harness::error_of([] { const OnMeta on_meta; });
+    EXPECT_EQ(error.blame(), Blame::Unsupported);
+    EXPECT_THAT(error.text(), ::testing::HasSubstr("which another library of this process uses"));
+    EXPECT_TRUE(torch::empty({2}).is_cpu());
+  });
+}
+
 TEST(MetaTensors, FunctionsThatMakeTensorsMakeThemOnMeta) {
   const torch::Tensor here = torch::ones({2});
   const OnMeta on_meta;
@@ -84,25 +104,6 @@ TEST(MetaTensors, ATensorGetsAnotherDtypeInPlace) {
   EXPECT_EQ(storage_bytes(tensor, torch::kFloat), 24U);
   put_into(tensor, torch::ones({6}).storage(), torch::kFloat);
   EXPECT_TRUE(torch::equal(tensor, torch::ones({2, 3})));
-}
-
-void keep_all(const c10::OperatorHandle& called, c10::DispatchKeySet keys,
-              torch::jit::Stack* stack) {
-  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::DeferredInit);
-  called.redispatchBoxed(
-      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::DeferredInit),
-      stack);
-}
-
-TEST(MetaTensorsOfAnotherLibrary, AreRefusedWithASentence) {
-  harness::run_ranks(harness::As::Processes, 1, [](ProcessGroup&) {
-    torch::Library library(torch::Library::IMPL, "_", c10::DispatchKey::DeferredInit, "here", 1);
-    library.fallback(torch::CppFunction::makeFromBoxedFunction<&keep_all>());
-    const Error error = harness::error_of([] { const OnMeta on_meta; });
-    EXPECT_EQ(error.blame(), Blame::Unsupported);
-    EXPECT_THAT(error.text(), ::testing::HasSubstr("which another library of this process uses"));
-    EXPECT_TRUE(torch::empty({2}).is_cpu());
-  });
 }
 
 }  // namespace

@@ -278,5 +278,93 @@ TEST(Checkpointed, NothingOfAStepStaysInMemory) {
   EXPECT_TRUE(alive.expired());
 }
 
+// Uses one of its layers in some steps only.
+struct SometimesImpl : nn::Module {
+  SometimesImpl()
+      : always(register_module("always", nn::Linear(8, 8))),
+        sometimes(register_module("sometimes", nn::Linear(8, 8))) {}
+  torch::Tensor forward(torch::Tensor x, bool all) {
+    x = torch::tanh(always(x));
+    return all ? sometimes(x) : x;
+  }
+  nn::Linear always, sometimes;
+};
+TORCH_MODULE(Sometimes);
+
+struct CallsSometimesImpl : nn::Module {
+  explicit CallsSometimesImpl(bool checkpoints)
+      : part(register_module("part", Sometimes())), checkpoints(checkpoints) {}
+  torch::Tensor forward(torch::Tensor x, bool all) {
+    return checkpoints ? checkpointed(part, x, all) : part(x, all);
+  }
+  Sometimes part;
+  bool checkpoints;
+};
+TORCH_MODULE(CallsSometimes);
+
+TEST(CheckpointedOnRanks, ParametersThatAreNotUsedGetNoGradient) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup& group) {
+    const auto train = [&](bool checkpoints, auto wrap) {
+      CallsSometimes net(checkpoints);
+      fill_values(*net);
+      auto wrapped = wrap(net);
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      for (int step = 0; step < 4; ++step) {
+        optimizer.zero_grad();
+        const auto seed = static_cast<std::uint64_t>(10 * step + group.rank());
+        wrapped(numbers({4, 8}, seed), step % 2 == 0).square().mean().backward();
+        EXPECT_EQ(net->parameters()[2].grad().defined(), step % 2 == 0);
+        optimizer.step();
+      }
+      return whole(*net);
+    };
+    const auto by_ddp = [&](CallsSometimes& net) {
+      return DistributedDataParallel(net, group, {.find_unused_parameters = true});
+    };
+    const auto by_shards = [&](CallsSometimes& net) {
+      return FullyShardedDataParallel(net, group);
+    };
+    const auto usual = train(false, by_ddp);
+    EXPECT_TRUE(are_equal(usual, train(true, by_ddp)));
+    EXPECT_TRUE(are_equal(usual, train(true, by_shards)));
+  });
+}
+
+TEST(CheckpointedOnRanks, GradientsOfShardsAddUpUnderNoSync) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup& group) {
+    struct NetImpl : nn::Module {
+      NetImpl() { register_module("body", body); }
+      torch::Tensor forward(torch::Tensor x) {
+        for (auto& layer : *body) {
+          const auto block = std::dynamic_pointer_cast<BlockImpl>(layer.ptr());
+          x = checkpoints ? checkpointed(block, x) : block->forward(x);
+        }
+        return x;
+      }
+      nn::Sequential body = blocks(3);
+      bool checkpoints = false;
+    };
+    const auto train = [&](bool checkpoints) {
+      const auto net = std::make_shared<NetImpl>();
+      net->checkpoints = checkpoints;
+      fill_values(*net);
+      FullyShardedDataParallel sharded(net, group);
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      for (int step = 0; step < 4; ++step) {
+        const auto seed = static_cast<std::uint64_t>(10 * step + group.rank());
+        const auto quiet = sharded.no_sync(step % 2 == 0);
+        const auto a = sharded(numbers({4, 8}, seed));
+        const auto b = sharded(numbers({4, 8}, seed + 5));
+        (a * b).mean().backward();
+        if (step % 2 == 0) continue;
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      return whole(*net);
+    };
+    EXPECT_TRUE(are_equal(train(false), train(true)));
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing
