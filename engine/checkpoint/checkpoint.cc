@@ -163,7 +163,8 @@ void check_writable(const std::string& path, ProcessGroup group) {
     const bool is_one = is_folder_on_all(path, group);
     agree(group, error_of([&] {
             if (is_one) {
-              check_folder_writable(path);
+              const auto refusal = error_of([&] { check_folder_writable(path); });
+              if (refusal) throw refusal->within("rank " + std::to_string(group.rank()));
             } else if (group.rank() == 0) {
               const Draft draft(path);
             }

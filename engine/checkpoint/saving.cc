@@ -295,7 +295,8 @@ std::uint64_t make_numbered(const std::string& folder, ProcessGroup& group,
                                    "' that rank 0 has made: name a folder on a file system that "
                                    "all ranks share");
                  }
-                 check_folder_writable(checkpoint);
+                 const auto refusal = error_of([&] { check_folder_writable(checkpoint); });
+                 if (refusal) throw refusal->within("rank " + std::to_string(group.rank()));
                }));
   return number;
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints that all ranks write while training goes on: what is loaded equals what was saved, on
 // any number of ranks, and there is always a whole checkpoint.
-#include <csignal>
 #include <fstream>
 #include <limits>
 
@@ -9,7 +8,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
@@ -17,7 +15,6 @@
 
 #include <weft/base/descriptor.h>
 #include <weft/tests/harness/folder.h>
-#include <weft/tests/harness/killed_anywhen.h>
 
 #include "checkpoints.h"
 
@@ -34,10 +31,6 @@ class SaveAsync : public ::testing::Test {
   const std::string folder_ = temporary_.path() + "/run";
   static void run(int ranks, const harness::Body& body, const ProcessGroupOptions& options = {}) {
     harness::run_ranks(harness::As::Threads, ranks, body, options);
-  }
-  // Waits and returns this rank's error, which all ranks must have with the same text.
-  static std::string refused_wait(ProcessGroup& group, checkpoint::Saving& saving, Blame blame) {
-    return refused(group, blame, [&] { saving.wait(); });
   }
 };
 
@@ -386,73 +379,6 @@ TEST_F(SaveAsync, FolderOfAnotherWriterIsBusy) {
                         }),
                 HasSubstr("another process or group is writing a checkpoint there"));
   });
-}
-
-// The disk of one rank is full: it may write files of some KiB only.
-TEST_F(SaveAsync, FullDiskOfOneRankKeepsTheOld) {
-  harness::run_ranks(harness::As::Processes, 3, [&](ProcessGroup group) {
-    int round = 1;
-    torch::Tensor large = torch::zeros({1 << 16});
-    const std::vector<checkpoint::Part> parts = {{"round", round},
-                                                 {"large", checkpoint::per_rank(large)}};
-    checkpoint::save_async(folder_, group, parts).wait();
-    round = 2;
-    if (group.rank() == 1) {
-      ::signal(SIGXFSZ, SIG_IGN);
-      const rlimit little{1 << 14, RLIM_INFINITY};
-      ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &little), 0);
-    }
-    checkpoint::Saving saving = checkpoint::save_async(folder_, group, parts);
-    EXPECT_EQ(refused_wait(group, saving, Blame::Busy),
-              "rank 1: the checkpoint's file '" + folder_ +
-                  "/2/rank00001.safetensors' cannot be written: File too large");
-    checkpoint::load(folder_, group, parts);
-    EXPECT_EQ(round, 1);
-    // An error for which nobody waits is logged.
-    harness::LogWatch::current().allow("rank 1: the checkpoint's file");
-    { const auto dropped = checkpoint::save_async(folder_, group, parts); }
-    EXPECT_THAT(harness::LogWatch::current().text(),
-                HasSubstr("checkpoint::save_async: rank 1: the checkpoint's file"));
-    harness::meet(group);
-  });
-  EXPECT_EQ(files_in(folder_), std::set<std::string>{"1"});
-}
-
-// Whenever a rank is killed, the others learn it, and the old or the new checkpoint is whole.
-TEST(SaveAsyncKilled, OldOrNewIsWhole) {
-  for (int seed = 0; seed < 5; ++seed) {
-    const harness::Folder folder;
-    constexpr int kRanks = 3;
-    const auto tensor_of = [](std::int64_t round) { return torch::full({3, 1 << 17}, round); };
-    harness::Processes processes(kRanks, [&](int) {
-      ProcessGroup group =
-          init_process_group({.backend = "gloo", .timeout = std::chrono::seconds(20)});
-      std::int64_t round = 0;
-      torch::Tensor large = tensor_of(0);
-      const std::vector<checkpoint::Part> parts = {{"large", checkpoint::per_rank(large)},
-                                                   {"round", round}};
-      checkpoint::save_async(folder.path(), group, parts).wait();
-      harness::Processes::say("ready");
-      const Error error = harness::error_of([&] {
-        for (;;) {
-          large.fill_(++round);
-          checkpoint::save_async(folder.path(), group, parts).wait();
-        }
-      });
-      EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
-    });
-    harness::kill_anywhen(processes, kRanks, seed % kRanks, seed, std::chrono::milliseconds(60));
-    harness::Processes after(kRanks, [&](int) {
-      ProcessGroup group = init_process_group({.backend = "gloo"});
-      std::int64_t round = -1;
-      torch::Tensor large;
-      checkpoint::load(folder.path(), group,
-                       {{"large", checkpoint::per_rank(large)}, {"round", round}});
-      EXPECT_GE(round, 0);
-      EXPECT_TRUE(torch::equal(large, tensor_of(round))) << round;
-    });
-    after.expect_success();
-  }
 }
 
 }  // namespace
