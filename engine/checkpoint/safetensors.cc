@@ -136,7 +136,7 @@ std::uint64_t lay_out(std::vector<Slice>& slices) {
   return end;
 }
 
-std::string encode(const Header& header) {
+std::string encode(const Header& header, std::size_t alignment) {
   ordered_json all = ordered_json::object();
   ordered_json metadata = header.metadata;
   ordered_json sharding = ordered_json::object();
@@ -150,7 +150,7 @@ std::string encode(const Header& header) {
                        {"data_offsets", {slice.begin, slice.begin + slice.bytes}}};
   }
   std::string text = all.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');
+  text.append((alignment - (kHeaderLength + text.size()) % alignment) % alignment, ' ');
   std::string first;
   for (std::size_t i = 0; i < kHeaderLength; ++i)
     first += static_cast<char>(text.size() >> (8 * i) & 0xff);

@@ -48,8 +48,8 @@ std::uint64_t bytes_of(c10::ScalarType dtype, const std::vector<std::int64_t>& s
 // of the data. Larger elements come first, so that all are aligned.
 std::uint64_t lay_out(std::vector<Slice>& slices);
 
-// The file's bytes in front of the data.
-std::string encode(const Header& header);
+// The file's bytes in front of the data, a multiple of `alignment`, which is at least 8.
+std::string encode(const Header& header, std::size_t alignment = 8);
 
 // The length of the JSON object from the first eight bytes of a file. Throws Caller unless a file
 // of that size can have such a header.

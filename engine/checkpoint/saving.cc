@@ -10,6 +10,7 @@
 #include <list>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include <c10/core/Event.h>
 
@@ -21,6 +22,7 @@
 #include <weft/engine/checkpoint/checkpoint.h>
 #include <weft/engine/checkpoint/checkpoint_parts.h>
 #include <weft/engine/checkpoint/folder.h>
+#include <weft/engine/checkpoint/host_memory.h>
 #include <weft/engine/checkpoint/part_values.h>
 #include <weft/engine/checkpoint/shares.h>
 #include <weft/engine/checkpoint/slice_file.h>
@@ -60,9 +62,10 @@ class Job {
         key_("weft/checkpoint/" + std::to_string(number) + "/"),
         keep_(keep) {}
 
-  // Makes memory for the copies.
-  void prepare(Share share) {
+  // Makes memory for the copies, or takes that of an earlier save. `kept` gets it at the end.
+  void prepare(Share share, std::shared_ptr<KeptBytes> kept) {
     share_ = std::move(share);
+    kept_ = std::move(kept);
     memory_ = memory_for(share_);
   }
 
@@ -107,7 +110,7 @@ class Job {
     std::snprintf(name, sizeof name, "rank%05d.safetensors", group_.rank());
     const SavedFile file = write_slices(checkpoint_, name, std::move(share_.slices),
                                         memory_.const_data_ptr(), share_.bytes);
-    memory_.reset();
+    kept_->keep(std::exchange(memory_, {}));
     return encode(file);
   }
 
@@ -195,6 +198,7 @@ class Job {
   const std::string key_;
   const int keep_;
   Share share_;
+  std::shared_ptr<KeptBytes> kept_;
   at::Tensor memory_;
   std::optional<Error> uncopied_;
   std::vector<c10::Event> copies_;
@@ -323,7 +327,7 @@ struct Saving::State {
         log::set_thread_label(std::move(label));
         std::optional<Error> failure;
         if (begin.get()) failure = job->run();
-        job.reset();  // the group and its memory go before wait() returns
+        job.reset();  // the group goes before wait() returns
         running().remove(id);
         promise.set_value(std::move(failure));
       });
@@ -336,6 +340,7 @@ struct Saving::State {
 
   std::shared_future<std::optional<Error>> ended;
   std::thread thread;
+  const std::shared_ptr<KeptBytes> kept = KeptBytes::make();
   bool is_known = false;  // wait() has thrown the error
 };
 
@@ -372,7 +377,7 @@ struct SavingAccess {
     std::promise<bool> begins;
     Job& begun = *job;  // lives until its thread has begun
     const auto failure = error_of([&] {
-      begun.prepare(std::move(share));
+      begun.prepare(std::move(share), saving.state_->kept);
       begun.take(std::move(numbered), std::move(manifest));
       saving.state_->start(std::move(job), begins.get_future().share(), group);
     });

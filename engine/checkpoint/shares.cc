@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include <weft/base/error.h>
+#include <weft/engine/checkpoint/host_memory.h>
 #include <weft/engine/checkpoint/shares.h>
 #include <weft/engine/group/collective_error.h>
 #include <weft/engine/zero/partition.h>
@@ -90,9 +91,11 @@ at::Tensor memory_for(const Share& share) {
   const bool is_pinned =
       std::ranges::any_of(share.tensors, [](const at::Tensor& tensor) { return tensor.is_cuda(); });
   at::Tensor memory;
+  const auto bytes = static_cast<std::int64_t>(share.bytes);
   const auto no_room = group::error_of([&] {
-    memory = at::empty({static_cast<std::int64_t>(share.bytes)},
-                       at::TensorOptions(at::kByte).pinned_memory(is_pinned));
+    memory = is_pinned ? at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true))
+                       : KeptBytes::take(share.bytes);
+    if (!memory.defined()) memory = paged_bytes(share.bytes);
   });
   if (no_room) {
     throw Error(Blame::Busy, "there is no memory for a copy of this rank's " +

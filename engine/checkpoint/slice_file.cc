@@ -2,8 +2,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
-#include <optional>
+#include <future>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -11,6 +10,8 @@
 
 #include <weft/base/make_error.h>
 #include <weft/engine/checkpoint/checkpoint_file.h>
+#include <weft/engine/checkpoint/host_memory.h>
+#include <weft/engine/checkpoint/new_file.h>
 #include <weft/engine/checkpoint/slice_file.h>
 #include <weft/engine/codec/digest.h>
 #include <weft/engine/group/collective_error.h>
@@ -19,8 +20,10 @@ namespace weft::checkpoint {
 
 namespace {
 
-// Linux writes and reads less than 2 GiB in one call.
+// Linux reads less than 2 GiB in one call.
 constexpr std::uint64_t kPiece = std::uint64_t{8} << 20;
+// Files with so much data go past the page cache.
+constexpr std::uint64_t kLarge = std::uint64_t{1} << 20;
 
 std::string digest_of(const void* data, std::size_t bytes) {
   codec::Digest digest;
@@ -28,25 +31,18 @@ std::string digest_of(const void* data, std::size_t bytes) {
   return digest.text();
 }
 
-[[noreturn]] void cannot_write(const std::string& path, int number) {
-  const bool is_full = number == ENOSPC || number == EDQUOT;
-  throw system_error(blame_of(number),
-                     "the checkpoint's file '" + path + "' cannot be written" +
-                         (is_full ? ", free some space on its disk" : ""),
-                     number);
-}
-
-void put(const Descriptor& file, const std::string& path, const char* data, std::uint64_t bytes,
-         std::uint64_t offset) {
-  while (bytes > 0) {
-    const ssize_t written =
-        ::pwrite(file.get(), data, std::min(bytes, kPiece), static_cast<off_t>(offset));
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) cannot_write(path, errno);
-    data += written;
-    offset += static_cast<std::uint64_t>(written);
-    bytes -= static_cast<std::uint64_t>(written);
+// The checksums of each slice's chunks.
+std::vector<std::vector<std::string>> checksums_of(const std::vector<SavedSlice>& slices,
+                                                   const char* data) {
+  std::vector<std::vector<std::string>> all;
+  for (const SavedSlice& saved : slices) {
+    all.emplace_back();
+    for (std::uint64_t at = 0; at < saved.slice.bytes; at += kChunk) {
+      const std::uint64_t chunk = std::min(kChunk, saved.slice.bytes - at);
+      all.back().push_back(digest_of(data + saved.slice.begin + at, chunk));
+    }
   }
+  return all;
 }
 
 void get(const Descriptor& file, const std::string& path, char* memory, std::uint64_t bytes,
@@ -97,29 +93,29 @@ Descriptor opened(const std::string& path, std::uint64_t& bytes) {
 SavedFile write_slices(const std::string& folder, const std::string& name,
                        std::vector<SavedSlice> slices, const void* data, std::uint64_t data_bytes) {
   const std::string path = folder + "/" + name;
+  const bool is_large = data_bytes >= kLarge;
   Header header;
   header.metadata = {{"format", "pt"}};
   for (const SavedSlice& saved : slices) header.slices.push_back(saved.slice);
-  const std::string front = encode(header);
+  const std::string front = is_large ? encode(header, NewFile::kBlock) : encode(header);
   if (front.size() > kMostHeader) {
     throw Error(Blame::Caller, "the checkpoint's file '" + path +
                                    "' would have a header of over 100 MB, which no reader of "
                                    "safetensors takes: save fewer or larger tensors");
   }
-  const Descriptor file(
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
-  if (!file) cannot_write(path, errno);
-  put(file, path, front.data(), front.size(), 0);
   const auto* const bytes = static_cast<const char*>(data);
-  for (SavedSlice& saved : slices) {
-    for (std::uint64_t at = 0; at < saved.slice.bytes; at += kChunk) {
-      const std::uint64_t chunk = std::min(kChunk, saved.slice.bytes - at);
-      const std::uint64_t place = saved.slice.begin + at;
-      saved.checksums.push_back(digest_of(bytes + place, chunk));
-      put(file, path, bytes + place, chunk, front.size() + place);
-    }
-  }
-  if (::fsync(file.get()) != 0) cannot_write(path, errno);
+  NewFile file(path, is_large);
+  // While this thread waits for the disk. Without a thread for it, get() computes them.
+  auto checksums =
+      std::async(is_large ? std::launch::async | std::launch::deferred : std::launch::deferred,
+                 [&] { return checksums_of(slices, bytes); });
+  const at::Tensor aligned = paged_bytes(front.size());
+  std::memcpy(aligned.mutable_data_ptr(), front.data(), front.size());
+  file.append(static_cast<const char*>(aligned.const_data_ptr()), front.size());
+  file.append(bytes, data_bytes);
+  file.finish();
+  auto all = checksums.get();
+  for (std::size_t i = 0; i < slices.size(); ++i) slices[i].checksums = std::move(all[i]);
   return {name, front.size() + data_bytes, front.size(), digest_of(front.data(), front.size()),
           std::move(slices)};
 }
@@ -159,6 +155,12 @@ SliceFile::SliceFile(const std::string& folder, const SavedFile& file)
     damaged(path_, "the checksum of its header differs");
 }
 
+void SliceFile::prefetch(const SavedSlice& saved, std::uint64_t from, std::uint64_t bytes) const {
+  // Advice: what it cannot do, read() does.
+  ::posix_fadvise(file_.get(), static_cast<off_t>(data_ + saved.slice.begin + from),
+                  static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
+}
+
 void SliceFile::read(const SavedSlice& saved, std::uint64_t from, std::uint64_t bytes,
                      void* memory) const {
   auto* const to = static_cast<char*>(memory);
@@ -172,6 +174,8 @@ void SliceFile::read(const SavedSlice& saved, std::uint64_t from, std::uint64_t 
     const std::uint64_t wanted = std::min(begin + chunk, from + bytes) - first;
     if (wanted < chunk) aside.resize(chunk);
     char* const place = wanted < chunk ? aside.data() : to + (begin - from);
+    if (begin + chunk < from + bytes)
+      prefetch(saved, begin + chunk, std::min(kChunk, slice.bytes - begin - chunk));
     get(file_, path_, place, chunk, data + begin);
     if (digest_of(place, chunk) != saved.checksums[begin / kChunk])
       damaged(path_, "the checksum of '" + slice.name + "' differs");

@@ -22,6 +22,8 @@ class SliceFile {
  public:
   // Throws Caller if the file is missing, or is not the one that the manifest describes.
   SliceFile(const std::string& folder, const SavedFile& file);
+  // Makes the system begin to read some of the slice's bytes.
+  void prefetch(const SavedSlice& saved, std::uint64_t from, std::uint64_t bytes) const;
   // Fills `memory` with some of the slice's bytes. Reads whole chunks where there are checksums.
   // Throws Caller if they are not those that were written.
   void read(const SavedSlice& saved, std::uint64_t from, std::uint64_t bytes, void* memory) const;
