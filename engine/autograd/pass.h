@@ -6,8 +6,8 @@
 // answered.
 //
 // The first worker that brings a gradient here is answered when the pass has ended here, later ones
-// at once. So the root, which began the pass, learns when everything has run. docs/autograd.md
-// describes the protocol.
+// at once. So the root, which began the pass, learns when everything has run. messages.h has the
+// messages, docs/autograd.md an outline.
 //
 // Owned by the context while it runs; messages and users' futures share it. Its parts are what has
 // to run here, the gradients sent, the gradients of parameters, and the ending; each locks for
