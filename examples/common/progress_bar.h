@@ -41,6 +41,12 @@ class ProgressBar {
     std::fflush(stdout);
   }
 
+  // Prints a line in place of the bar, which the next step draws again below it.
+  void print(const std::string& line) const {
+    std::printf("%s%s\n", shown_ ? "\r\033[K" : "", line.c_str());
+    std::fflush(stdout);
+  }
+
   // Removes the bar from the line, so that a summary can replace it.
   void clear() {
     if (!shown_ || done_ == 0) return;

@@ -60,6 +60,7 @@ CHECKED_OPTIONS = {
     "batch_rpc": {"--transport"},
     "parameter_server": {"--transport", "--mode", "--steps"},
     "rnn": {"--transport", "--text", "--epochs", "--lr"},
+    "gpt": {"--shard", "--text", "--lr"},
     "ddp_rpc": {"--transport", "--backend", "--epochs"},
     "pipeline": {"--transport", "--data", "--epochs"},
 }
@@ -383,6 +384,61 @@ def digits_resume_with_a_rate():
             run(1, "--checkpoint", checkpoint, "--epochs", "1")
             ends.append(hashes(run(1, "--checkpoint", checkpoint, "--epochs", "2", "--resume", *more)))
         expect(ends[0] != ends[1], "--lr changes nothing on --resume", str(ends))
+
+
+GPT_SMALL = ["--layers", "2", "--width", "32", "--context", "32", "--batch-size", "16", "--warmup", "5", "--sample", "0"]
+
+
+def gpt_losses(output):
+    """step -> its loss on the text that is learnt, and on the other"""
+    found = re.findall(r"step +(\d+)/\d+  loss ([0-9.]+)  on unseen text ([0-9.]+)", output)
+    return {int(step): (float(train), float(test)) for step, train, test in found}
+
+
+def gpt():
+    """Four ranks in two copies learn in bfloat16, with each of the options that training has, and write text."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = run(4, "--shard", "2", "--bf16", "--recompute", "--accumulate", "2", "--steps", "60", "--evaluate-every", "30",
+                     "--layers", "2", "--context", "32", "--width", "32", "--checkpoint", f"{folder}/gpt")
+        expect("copies: 2; ranks of a copy: 2" in output, "another mesh", output)
+        losses = gpt_losses(output)
+        expect(sorted(losses) == [30, 60] and losses[60][0] < losses[30][0] < 3.3, "the loss does not fall", output)
+        expect(len(output.split("--- written by the model:\n")[1]) >= 200, "no text", output)
+
+
+def gpt_on_any_mesh():
+    """The loss after as many steps differs only by the order in which fp32 numbers are added."""
+    with tempfile.TemporaryDirectory() as folder:
+        ends = {}
+        for ranks, shard in ((1, 1), (2, 1), (2, 2), (4, 2), (8, 4)):
+            output = run(ranks, *GPT_SMALL, "--shard", str(shard), "--steps", "30", "--checkpoint", f"{folder}/{ranks}.{shard}")
+            ends[ranks, shard] = gpt_losses(output)[30]
+        alone = ends[1, 1]
+        for mesh, end in ends.items():
+            expect(all(abs(a - b) < 2e-4 for a, b in zip(end, alone)), f"{mesh}: another loss", str(ends))
+        expect(alone[0] < 3.3, "nothing is learnt", str(ends))
+
+
+def gpt_resumes():
+    """Two ranks train to step 20, within an epoch; four in two copies go on, and end as those that were not interrupted."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = gpt_losses(run(2, *GPT_SMALL, "--steps", "40", "--checkpoint", f"{folder}/whole"))[40]
+        run(2, *GPT_SMALL, "--steps", "40", "--stop-after", "20", "--checkpoint", f"{folder}/cut")
+        output = run(4, *GPT_SMALL, "--shard", "2", "--steps", "40", "--resume", "--checkpoint", f"{folder}/cut")
+        expect("resuming after step 20, in epoch 0" in output, "it began anew", output)
+        end = gpt_losses(output)[40]
+        expect(all(abs(a - b) < 2e-4 for a, b in zip(end, whole)), "it ended otherwise", f"{whole}\n{output}")
+
+
+def gpt_refuses():
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = ["--checkpoint", f"{folder}/gpt"]
+        error = refused("--shard", "2", *checkpoint, ranks=3)
+        expect("--shard: 3 ranks do not divide by 2" in error, "another error", error)
+        error = refused("--batch-size", "9", *checkpoint, ranks=2)
+        expect("--batch-size: 9 examples do not divide by ranks x --accumulate, 2" in error, "another error", error)
+        error = refused("--resume", *checkpoint)
+        expect(f"--resume: '{folder}/gpt' has no checkpoint" in error, "another error", error)
 
 
 def digits_refuse_checkpoints():
