@@ -343,10 +343,30 @@ void save_part(OutputArchive& archive, const Part& part, Copies copies) {
   archive.write(key_of(part.name()), inner);
 }
 
+namespace {
+
+// What is copied to the meta device is lost.
+void require_values(const torch::nn::Module& module, const std::string& part) {
+  const auto check = [&](const auto& items) {
+    for (const auto& item : items) {
+      if (!item.value().defined() || !item.value().is_meta()) continue;
+      throw Error(Blame::Caller, "'" + item.key() + "' of the part '" + part +
+                                     "' has no values yet: the module was built under "
+                                     "weft::OnMeta; call weft::materialize(model, seed) first");
+    }
+  };
+  check(module.named_parameters());
+  check(module.named_buffers());
+}
+
+}  // namespace
+
 std::shared_ptr<void> hold_whole(const Part& part, bool writable) {
   const auto& content = Contents::of(part);
-  if (const auto* const module = std::get_if<torch::nn::Module*>(&content))
+  if (const auto* const module = std::get_if<torch::nn::Module*>(&content)) {
+    require_values(**module, part.name());
     return std::make_shared<FullParameters>(**module, writable);
+  }
   const auto* const optimizer = std::get_if<Optimizer*>(&content);
   if (optimizer == nullptr || sharded_optimizer_of(part) != nullptr) return nullptr;
   return std::make_shared<shard::WholeOptimizer>(**optimizer, writable);

@@ -111,6 +111,18 @@ TEST(Checkpointed, TakesAndReturnsValuesAndNestedTensors) {
                         })));
 }
 
+struct NoArgumentsImpl : nn::Module {
+  torch::Tensor forward() { return torch::tanh(weight); }
+  torch::Tensor weight = register_parameter("weight", numbers({4}, 1));
+};
+
+TEST(Checkpointed, AModuleMayTakeNoArguments) {
+  const auto module = std::make_shared<NoArgumentsImpl>();
+  const auto y = checkpointed(module);
+  y.sum().backward();
+  EXPECT_TRUE(torch::allclose(module->weight.grad(), 1 - y * y));
+}
+
 TEST(Checkpointed, AnLstmReturnsItsStates) {
   nn::LSTM lstm(nn::LSTMOptions(8, 5).num_layers(2).dropout(0.3));
   const auto last = [](const auto& output) {

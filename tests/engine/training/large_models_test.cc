@@ -52,13 +52,17 @@ Net on_meta(bool checkpoints) {
 }
 
 template <class Wrapped>
-void train(Wrapped& wrapped, Net& net, const ProcessGroup& group) {
+void train(Wrapped& wrapped, Net& net, const ProcessGroup& group, bool under_autocast = false) {
   torch::manual_seed(11 + static_cast<std::uint64_t>(group.rank()));
   torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2));
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
     const auto seed = static_cast<std::uint64_t>(100 * step + group.rank());
-    wrapped(numbers({4, 8}, seed)).square().mean().backward();
+    std::optional<AutocastGuard> autocast;
+    if (under_autocast) autocast.emplace(torch::kCPU, torch::kBFloat16);
+    const auto loss = wrapped(numbers({4, 8}, seed)).square().mean();
+    autocast.reset();
+    loss.backward();
     optimizer.step();
   }
 }
@@ -112,6 +116,25 @@ TEST(LargeModels, OnMetaShardedCheckpointedAndSynchronizedEqualsDdp) {
     materialize(*net, 5);
     train(sharded, net, group);
     EXPECT_TRUE(are_equal(values_of(net), values_of(reference)));
+  });
+}
+
+TEST(LargeModels, UnderAutocastNoBitDiffersEither) {
+  run_ranks(As::Processes, 2, [](ProcessGroup& group) {
+    const auto by_ddp = [&](bool checkpoints) {
+      Net net = on_meta(checkpoints);
+      materialize(*net, 5);
+      DistributedDataParallel ddp(net, group);
+      train(ddp, net, group, /*under_autocast=*/true);
+      return whole(*net);  // the running statistics are each rank's own
+    };
+    const auto expected = by_ddp(false);
+    EXPECT_TRUE(are_equal(by_ddp(true), expected));
+    Net net = on_meta(true);
+    FullyShardedDataParallel sharded(net, group);
+    materialize(*net, 5);
+    train(sharded, net, group, /*under_autocast=*/true);
+    EXPECT_TRUE(are_equal(whole(*net), expected));
   });
 }
 

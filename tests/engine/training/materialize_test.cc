@@ -7,8 +7,10 @@
 #include <torch/nn/modules.h>
 #include <torch/optim/adamw.h>
 
+#include <weft/checkpoint.h>
 #include <weft/fully_shard.h>
 #include <weft/tests/engine/shard/sharded_models.h>
+#include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/ranks.h>
 #include <weft/training.h>
 
@@ -400,6 +402,27 @@ TEST(MaterializeOnRanks, DistributedDataParallelRefusesAModelOnMeta) {
     const Error error = error_of([&] { DistributedDataParallel ddp(model, group); });
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_THAT(error.text(), HasSubstr("weft::materialize(model, seed) first"));
+  });
+}
+
+TEST(MaterializeOnRanks, ACheckpointIsLoadedAfterIt) {
+  const harness::Folder folder;
+  run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
+    auto saved = blocks(2);
+    fill_values(*saved);
+    const std::string file = folder.path() + "/model.pt";
+    checkpoint::save(file, group, {{"model", saved}});
+    auto plain = on_meta([] { return blocks(2); });
+    auto model = on_meta([] { return blocks(2); });
+    FullyShardedDataParallel sharded(model, group);
+    for (auto module : {plain, model}) {
+      const Error error = error_of([&] { checkpoint::load(file, group, {{"model", module}}); });
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.text(), HasSubstr("weft::materialize"));
+      materialize(*module, 1);
+      checkpoint::load(file, group, {{"model", module}});
+      EXPECT_TRUE(are_equal(whole(*module), copies(saved->parameters())));
+    }
   });
 }
 
