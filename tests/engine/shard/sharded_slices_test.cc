@@ -185,6 +185,37 @@ TEST_F(ShardedSlices, AnotherShapeChangesNothing) {
   });
 }
 
+// The value of /proc/self/status in bytes.
+std::int64_t status_of(const std::string& name) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(name + ":")) return std::stoll(line.substr(name.size() + 1)) << 10;
+  }
+  return -1;
+}
+
+// The most memory that the process has had during the call, beyond what it had before.
+std::int64_t peak_of(const std::function<void()>& call) {
+  std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
+  const std::int64_t before = status_of("VmRSS");
+  call();
+  return status_of("VmHWM") - before;
+}
+
+TEST_F(ShardedSlices, NeedOneCopyOfTheShard) {
+  constexpr std::int64_t kShard = 32 << 20;
+  run_ranks(As::Processes, 2, [&](ProcessGroup& group) {
+    auto net = nn::Sequential(nn::Linear(nn::LinearOptions(4096, 4096).bias(false)));
+    const FullyShardedDataParallel sharded(net, group);
+    const std::vector<checkpoint::Part> parts = {{"model", net}};
+    int warm = 1;
+    checkpoint::save_async(folder_, group, {{"warm", warm}}).wait();
+    EXPECT_LT(peak_of([&] { checkpoint::save_async(folder_, group, parts).wait(); }),
+              kShard * 3 / 2);
+    EXPECT_LT(peak_of([&] { checkpoint::load(folder_, group, parts); }), kShard * 3 / 2);
+  });
+}
+
 // Bytes that this thread has read by system calls.
 std::int64_t bytes_read() {
   std::ifstream io("/proc/thread-self/io");
