@@ -169,13 +169,8 @@ struct Bench {
     command.push_back(std::to_string(mib));
     command.push_back(place + "/run");
     for (const auto& [name, times] : times_in(weft::bench::run_workers(command, 2).text)) {
-      const bool is_while = name == "step while writing";
-      Samples& to = at(is_while           ? "step"
-                       : name == "memcpy" ? "stand-still"
-                                          : name,
-                       name == "memcpy" ? name
-                       : is_while       ? peer + ", writing"
-                                        : peer);
+      const bool is_copy = name == "memcpy";
+      Samples& to = at(is_copy ? "stand-still" : name, is_copy ? name : peer);
       for (const double time : times) to.add(time);
       to.end_round();
     }
@@ -205,9 +200,15 @@ void measure(const std::string& setting, Bench& bench, weft::bench::Report& repo
       bench.run("torch dcp", {python, CHECKPOINT_PYTHON});
   }
   const auto bytes = static_cast<std::size_t>(bench.mib / 12 * 3) * kWidth * kWidth * 4;
-  for (const std::string name : {"first stand-still", "stand-still", "step"}) {
+  for (const std::string name :
+       {"first stand-still", "stand-still", "step", "step while writing"}) {
     for (const auto& [peer, samples] : bench.samples[name])
       report.add(weft::bench::time_row(setting + " " + name, peer, bytes, samples, 1e3, "ms"));
+  }
+  for (const auto& [peer, samples] : bench.samples["step while writing"]) {
+    const double ratio = samples.quantile(0.5) / bench.at("step", peer).quantile(0.5);
+    report.add({setting + " step while writing / step", peer, bytes, "ratio", "x", ratio, ratio,
+                samples.count()});
   }
   for (const std::string name : {"write", "load"}) {
     for (const auto& [peer, samples] : bench.samples[name])

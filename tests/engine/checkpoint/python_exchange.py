@@ -24,7 +24,7 @@ checkpoint, whole, slices = sys.argv[1:]
 expected = {
     "model.first.weight": torch.arange(5 * 6, dtype=torch.float64).reshape(5, 6),
     "sharded.first.weight": torch.arange(5 * 6, dtype=torch.float64).reshape(5, 6),
-    "large": torch.arange(40_000, dtype=torch.float32).reshape(400, 100),
+    "large": torch.arange(800_000, dtype=torch.float32).reshape(400, 2_000),
     "bits": torch.tensor([True, False, True]),
     "epoch": torch.tensor(7, dtype=torch.int64),
     "half": torch.full((2, 2), 1.5, dtype=torch.bfloat16),

@@ -29,7 +29,8 @@ TORCH_MODULE(One);
 struct Values {
   One net;
   One sharded;
-  torch::Tensor large = torch::arange(40'000, torch::kFloat).reshape({400, 100});
+  // The files go past the page cache, so their headers are padded.
+  torch::Tensor large = torch::arange(800'000, torch::kFloat).reshape({400, 2'000});
   std::vector<bool> bits = {true, false, true};
   int epoch = 7;
   torch::Tensor half = torch::full({2, 2}, 1.5, torch::kBFloat16);
