@@ -4,6 +4,7 @@
 #include <future>
 #include <latch>
 #include <mutex>
+#include <semaphore>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -148,22 +149,35 @@ TEST(ThreadPool, DrivesTheLoopDespiteWaitingTasks) {
 }
 
 TEST(ThreadPool, RunsNoMoreTasksThanItsLimit) {
-  const auto thread_pool = ThreadPool::make("pool", 2, loop());
-  std::atomic<int> running{0}, most{0}, ran{0};
-  Promise<void> all(thread_pool);
-  for (int i = 0; i < 200; ++i) {
-    thread_pool->run(Task([&, all] {
+  constexpr int kLimit = 2, kTasks = 20;
+  const auto turned = loop();
+  const auto thread_pool = ThreadPool::make("pool", kLimit, turned);
+  std::counting_semaphore<> begun(0), may_end(0);
+  std::atomic<int> running{0}, most{0};
+  for (int i = 0; i < kTasks; ++i) {
+    thread_pool->run(Task([&] {
       const int now = ++running;
       for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
       }
-      for (int turn = 0; turn < 200; ++turn) std::this_thread::yield();
+      begun.release();
+      may_end.acquire();
       --running;
-      if (++ran == 200) all.set();
     }));
   }
-  all.future().wait(std::chrono::seconds(60));
+  for (int i = 0; i < kTasks; ++i) {
+    begun.acquire();
+    if (i < kLimit - 1) continue;
+    // There are threads besides those that run tasks: for this one, and for the loop's turns.
+    Promise<void> beside, posted;
+    thread_pool->run_beside(Task([&] { beside.set(); }));
+    turned->post(Task([&] { posted.set(); }));
+    beside.future().wait(std::chrono::seconds(60));
+    posted.future().wait(std::chrono::seconds(60));
+    may_end.release();
+  }
+  for (int i = 0; i < kLimit - 1; ++i) may_end.release();
   thread_pool->stop();
-  EXPECT_LE(most, 2);
+  EXPECT_EQ(most, kLimit);
 }
 
 // Each task waits for one queued behind it, far deeper than there are threads.

@@ -117,7 +117,8 @@ TEST(Detail, SeesDifferentOperations) {
 
 TEST(Detail, NamesTheMissingRank) {
   harness::run_ranks(As::Threads, 3, [](ProcessGroup& group) {
-    auto all = group.new_group({0, 1, 2}, {.timeout = std::chrono::milliseconds(300)});
+    // The limit holds for joining as well.
+    auto all = group.new_group({0, 1, 2}, {.timeout = std::chrono::milliseconds(1500)});
     if (group.rank() != 1) {
       const auto error = error_of([&] { static_cast<void>(all.all_reduce(torch::ones({1}))); });
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();

@@ -394,7 +394,9 @@ TEST(StoppedRank, IsNamedByTheMonitoredBarrier) {
     group.barrier().wait();
     Processes::say("ready");
     if (rank == 2) wait_for_the_end();
-    const auto error = error_of([&] { group.monitored_barrier(milliseconds(500)); });
+    if (rank == 0) group.store()->wait({"monitored/1/1"});  // rank 1 has come
+    const auto limit = milliseconds(rank == 0 ? 500 : 20'000);
+    const auto error = error_of([&] { group.monitored_barrier(limit); });
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
     EXPECT_NE(error.text().find("rank 2 did not come"), std::string::npos) << error.text();
     // Neither rank leaves before both have been told, and rank 0, which hosts the store, not before

@@ -252,8 +252,10 @@ TEST_P(Handle, LeavesABrokenGroupAtOnce) {
 
 TEST_P(Handle, MonitoredBarrierGivesAbsentRanks) {
   run(4, [](ProcessGroup& group) {
+    if (group.rank() == 0) group.store()->wait({"monitored/1/2"});  // rank 2 has come
     if (group.rank() % 2 == 0) {
-      const Error error = error_of([&] { group.monitored_barrier(milliseconds(300)); });
+      const auto limit = milliseconds(group.rank() == 0 ? 300 : 20'000);
+      const Error error = error_of([&] { group.monitored_barrier(limit); });
       EXPECT_EQ(error.blame(), Blame::Timeout);
       EXPECT_THAT(error.text(), HasSubstr("ranks 1, 3 did not come"));
       EXPECT_THAT(error.ranks(), ElementsAre(1, 3));

@@ -295,8 +295,8 @@ TEST_P(Subgroups, MonitoredBarrierPassesIfAllCome) {
 
 TEST_P(Subgroups, MonitoredBarrierNamesAbsentRanks) {
   on_ranks(4, [](ProcessGroup& group) {
-    group.barrier().wait();
     if (group.rank() == 0) {
+      group.store()->wait({"monitored/1/2"});  // rank 2 has come
       const auto error = error_of([&] { group.monitored_barrier(std::chrono::milliseconds(300)); });
       EXPECT_EQ(error.blame(), Blame::Timeout);
       EXPECT_NE(error.text().find("ranks 1, 3 did not come within 300 ms"), std::string::npos)
@@ -331,6 +331,7 @@ TEST_P(Subgroups, CountedRankHearsALateResult) {
     if (group.rank() == 1)
       static_cast<void>(error_after(50));  // it gives up before the others come
     group.barrier().wait();
+    if (group.rank() == 2) group.store()->wait({"monitored/1/0"});  // rank 0 has come
     if (group.rank() != 1) {
       const Error error = error_after(group.rank() == 0 ? 3000 : 300);
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
@@ -384,9 +385,10 @@ TEST_P(Subgroups, GivenUpBarrierIsNotCountedLater) {
 
 TEST_P(Subgroups, SkippedBarrierKeepsRanksInStep) {
   on_ranks(3, [](ProcessGroup& group) {
-    group.barrier().wait();
+    if (group.rank() == 0) group.store()->wait({"monitored/1/1"});  // rank 1 has come
     if (group.rank() != 2) {
-      const auto error = error_of([&] { group.monitored_barrier(std::chrono::milliseconds(300)); });
+      const auto limit = std::chrono::milliseconds(group.rank() == 0 ? 300 : 20'000);
+      const auto error = error_of([&] { group.monitored_barrier(limit); });
       EXPECT_NE(error.text().find("rank 2 did not come"), std::string::npos) << error.text();
     }
     group.barrier().wait();

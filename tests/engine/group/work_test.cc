@@ -192,7 +192,7 @@ TEST(Work, ThrowsItsErrorAtEveryWait) {
 
 TEST(Work, UnseenErrorSurfacesOnTheGroup) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
-    auto other = group.new_group({0, 1}, {.timeout = milliseconds(200)});
+    auto other = group.new_group({0, 1}).with_timeout(milliseconds(200));
     if (group.rank() == 0) {
       static_cast<void>(other.recv(torch::ones({1}), 1));  // never sent, and its Work is dropped
       const auto error = error_of([&] {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // References over a network that refuses, delays and drops messages.
+#include <mutex>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -31,6 +32,26 @@ int make_late(int value) {
   return value;
 }
 void call_late() { ++late_called; }
+
+// Calls that are answered when answer_all() is called.
+std::mutex late_answers;
+std::vector<Promise<std::vector<RRef<int>>>> owning_later;
+std::vector<Promise<void>> nothing_yet;
+Future<std::vector<RRef<int>>> own_three_later() {
+  std::lock_guard lock(late_answers);
+  return owning_later.emplace_back().future();
+}
+Future<void> nothing_later() {
+  std::lock_guard lock(late_answers);
+  return nothing_yet.emplace_back().future();
+}
+void answer_all() {
+  std::lock_guard lock(late_answers);
+  for (const auto& promise : owning_later) promise.set(refs::own_three());
+  for (const auto& promise : nothing_yet) promise.set();
+  owning_later.clear();
+  nothing_yet.clear();
+}
 
 // Its destructor makes a call.
 struct Outlasting {
@@ -132,7 +153,7 @@ TEST_P(DroppedAndDelayed, DelayedCreationFailsForGood) {
             expect_counters(agent, 1, {0, 0, 0});
             EXPECT_EQ(agent.sync<&refs::accounts_living>(1), 0);
           },
-          {.faults = {.delay = {{rpc::MessageKind::Create, 150ms}}}});
+          {.faults = {.delay = {{rpc::MessageKind::Create, 300ms}}}});
 }
 
 // The time limit passes while the test holds the calls on their way; then it lets them arrive.
@@ -216,21 +237,33 @@ TEST(LateReplies, TheirReferencesEnd) {
                   Blame::Timeout);
         for (const int worker : {0, 1, 2}) expect_counters(agent, worker, {0, 0, 0});
       },
-      {.faults = {.delay = {{rpc::MessageKind::Reply, 200ms}}}});
+      {.faults = {.delay = {{rpc::MessageKind::Reply, 400ms}}}});
 }
 
-// There are more of them than a worker remembers.
+// More calls run out of time than a worker remembers, so it has forgotten the oldest when their
+// references come.
 TEST(LateReplies, ReferencesOfForgottenCallsEnd) {
-  run_one(
-      [](rpc::Agent& agent) {
-        std::vector<Future<std::vector<RRef<int>>>> calls;
-        for (int i = 0; i < 4500; ++i)
-          calls.push_back(agent.async<&refs::own_three>(rpc::to(1).timeout(500ms)));
-        for (const auto& call : calls)
-          EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::Timeout);
-        expect_counters(agent, 1, {0, 0, 0});
-      },
-      {.faults = {.delay = {{rpc::MessageKind::Reply, 1500ms}}}});
+  run_one([](rpc::Agent& agent) {
+    const auto taken = [] {
+      std::lock_guard lock(late_answers);
+      return owning_later.size();
+    };
+    std::vector<Future<std::vector<RRef<int>>>> forgotten;
+    for (std::size_t before = 0; before < 10; before = taken()) {
+      forgotten.push_back(agent.async<&own_three_later>(rpc::to(1).timeout(300ms)));
+      // A call that is too late to run does not count.
+      EXPECT_TRUE(comes_true([&] { return taken() > before || forgotten.back().done(); }));
+    }
+    std::vector<Future<void>> remembered;
+    for (int i = 0; i < 4200; ++i)
+      remembered.push_back(agent.async<&nothing_later>(rpc::to(1).timeout(1ms)));
+    for (const auto& call : remembered)
+      EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::Timeout);
+    for (const auto& call : forgotten)
+      EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::Timeout);
+    agent.sync<&answer_all>(1);
+    expect_counters(agent, 1, {0, 0, 0});
+  });
 }
 
 // Here the value that cannot be read precedes the reference.
@@ -243,7 +276,7 @@ TEST(LateReplies, ReferencesInUnreadableOnesEnd) {
         EXPECT_NE(error_of([&] { agent.sync<&unreadable_own>(1); }).blame(), Blame::Timeout);
         expect_counters(agent, 1, {0, 0, 0});
       },
-      {.faults = {.delay = {{rpc::MessageKind::Reply, 200ms}}}});
+      {.faults = {.delay = {{rpc::MessageKind::Reply, 400ms}}}});
 }
 
 // The giver keeps its own reference until the owner knows the new one.
@@ -279,7 +312,7 @@ TEST(CreationFaults, MethodOfAWrongTypeFailsItsWaiter) {
         EXPECT_NE(error.text().find("and its value is a int; use RRef<int>"), std::string::npos)
             << error.text();
       },
-      {.faults = {.delay = {{rpc::MessageKind::Reply, 200ms}}}});
+      {.faults = {.delay = {{rpc::MessageKind::Reply, 400ms}}}});
 }
 
 // The caller has given up and its reference has ended. The value's last reference is dropped on the
@@ -322,7 +355,7 @@ TEST(CreationFaults, FetchOfAnEndedValueFails) {
         EXPECT_THROW(fetched.get(), rpc::CreationError);
         expect_counters(agent, 1, {0, 0, 0});
       },
-      {.faults = {.delay = {{rpc::MessageKind::Create, 50ms}, {rpc::MessageKind::Fetch, 100ms}}}});
+      {.faults = {.delay = {{rpc::MessageKind::Create, 300ms}, {rpc::MessageKind::Fetch, 400ms}}}});
 }
 
 // A worker that was given the reference fetches after the creator has given the value up.
@@ -460,7 +493,7 @@ TEST(CreationFaults, LateAbandonedCopyIsDropped) {
         }
         for (const int worker : {1, 2}) expect_counters(agent, worker, {0, 0, 0});
       },
-      {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}}}});
+      {.faults = {.delay = {{rpc::MessageKind::Create, 300ms}}}});
 }
 
 TEST(CreationFaults, MethodsOfALostCreationFail) {
@@ -572,7 +605,7 @@ TEST_P(DroppedAndDelayed, DelayedCreationsFailByTheirLimit) {
         EXPECT_EQ(mine.to_here(), 1) << "an owner's own fetch has no default limit";
         agent.set_timeout(60s);
       },
-      {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}, {rpc::MessageKind::Fetch, 100ms}}}});
+      {.faults = {.delay = {{rpc::MessageKind::Create, 300ms}, {rpc::MessageKind::Fetch, 300ms}}}});
 }
 
 TEST_P(DroppedAndDelayed, FailedCreationCannotBeShared) {
@@ -586,7 +619,7 @@ TEST_P(DroppedAndDelayed, FailedCreationCannotBeShared) {
             EXPECT_EQ(error_of([&] { good.to_here(1ms); }).blame(), Blame::Timeout);
             EXPECT_EQ(good.to_here(100s), 1);
           },
-          {.faults = {.delay = {{rpc::MessageKind::Create, 50ms}}}});
+          {.faults = {.delay = {{rpc::MessageKind::Create, 300ms}}}});
 }
 
 TEST_P(DroppedAndDelayed, TimedOutFetchCanBeRepeated) {
@@ -597,7 +630,7 @@ TEST_P(DroppedAndDelayed, TimedOutFetchCanBeRepeated) {
             EXPECT_EQ(error_of([&] { there.to_here(10ms); }).blame(), Blame::Timeout);
             EXPECT_EQ(there.to_here(0ms), 4);
           },
-          {.faults = {.delay = {{rpc::MessageKind::Fetch, 100ms}}}});
+          {.faults = {.delay = {{rpc::MessageKind::Fetch, 300ms}}}});
 }
 
 TEST(CreationFaults, EarlyFetchTimesOutAndCanRepeat) {

@@ -350,13 +350,12 @@ TEST(ShutdownLimits, FirstTimedOutWorkerIsNotLost) {
 
 TEST(ShutdownLimits, TimeoutNamesTheMissingWorker) {
   for (const int away : {0, 1}) {
-    run_alone({As::Threads, "inproc", 2}, [away](const rpc::Options& options) {
+    std::promise<void> has_ended;
+    run_alone({As::Threads, "inproc", 2}, [&, away](const rpc::Options& options) {
       rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
-      if (agent.self().rank == away) {
-        agent.sync<&ends::pause>(away, 100);
-        return;
-      }
+      if (agent.self().rank == away) return has_ended.get_future().wait();
       const auto error = error_of([&] { agent.shutdown({.timeout = 20ms}); });
+      has_ended.set_value();
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
       const std::string said =
           away == 0 ? "worker0 (rank 0) has not said in time that all workers are idle"
