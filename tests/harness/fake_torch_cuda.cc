@@ -32,6 +32,7 @@ struct Hooks final : at::CUDAHooksInterface {
   void init() const override {}  // initialises libtorch's allocator before the first tensor
   bool isBuilt() const override { return c10::impl::hasDeviceGuardImpl(c10::kCUDA); }
   bool hasCUDA() const override { return isBuilt(); }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return isBuilt(); }  // all are open
 };
 
 }  // namespace
