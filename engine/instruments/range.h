@@ -10,7 +10,8 @@
 namespace weft {
 
 // A range of this thread, from construction to destruction: in the timeline, in Nsight Systems (the
-// NVTX domain "weft.user") and in libtorch's profiler. Shows the host's time, not the device's.
+// NVTX domain "weft.user"), in libtorch's profiler, and while it is open in dumps of the flight
+// recorder. Shows the host's time, not the device's.
 // Ranges of one thread nest, and end on the thread that made them.
 //
 //   const weft::Range range("forward");

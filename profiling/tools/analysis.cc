@@ -232,6 +232,7 @@ class Analysis {
                 " before its dump";
       for (const std::string& doing : evidence_.doings(who_.of(view)))
         text += "; it is in " + doing;
+      text += "; " + evidence_.program_of(group, view);
       report(What::LateRank, {job_rank(group, rank)}, text);
       for (const int one : met.waiting) {
         if (series.waits_for_all) waits_.add(who_.of(group.views.at(one)), who_.of(view), where);

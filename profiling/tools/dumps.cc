@@ -229,18 +229,31 @@ std::vector<std::string> jobs_of(const Json& json) {
   return jobs;
 }
 
+// Dumps of earlier versions have no ranges.
+std::vector<Dump::Range> ranges_of(const Json& json, std::int64_t to_calendar) {
+  std::vector<Dump::Range> ranges;
+  if (!json.contains("ranges")) return ranges;
+  for (const Json& range : list_of(json, "ranges")) {
+    ranges.push_back(
+        {text_of(range, "name"), integer_of(range, "begun", 0, kMostTime) + to_calendar});
+  }
+  return ranges;
+}
+
 Loaded load(const std::string& path) {
   Loaded loaded{{}, read_file(path)};
   const Json& json = loaded.json;
   loaded.dump = reading(path, [&] {
+    const std::int64_t time = integer_of(json, "wall_clock", 0, kMostTime);
     return Dump{path,
                 text_of(json, "host"),
                 integer_of(json, "pid", 0, std::numeric_limits<std::int64_t>::max()),
-                integer_of(json, "wall_clock", 0, kMostTime),
+                time,
                 text_of(json, "reason"),
                 0,
                 text_or_none(json, "process"),
-                jobs_of(json)};
+                jobs_of(json),
+                ranges_of(json, time - integer_of(json, "time", 0, kMostTime))};
   });
   return loaded;
 }

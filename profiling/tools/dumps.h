@@ -48,6 +48,12 @@ struct Dump {
   std::string process;  // distinguishes processes with the same pid
   // The ids of the jobs that it has joined; none if it was not in a group of several.
   std::vector<std::string> jobs;
+  // The program's ranges (weft::Range) that were open, those that began first before the others.
+  struct Range {
+    std::string name;
+    std::int64_t begun = 0;  // nanoseconds since 1970
+  };
+  std::vector<Range> ranges;
 };
 
 struct Group {

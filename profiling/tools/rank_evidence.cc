@@ -68,6 +68,19 @@ std::string Evidence::whereabouts(int who) const {
          ", ended " + duration_text(now_of(*where) - last->ended) + " before its dump";
 }
 
+std::string Evidence::program_of(const Group& group, const View& view) const {
+  constexpr std::size_t kMostShown = 4;
+  const Dump& dump = dumps_.dumps[view.dump];
+  std::string text = "it is process " + std::to_string(dump.pid);
+  if (on_several_hosts(group)) text += " on " + dump.host;
+  const std::size_t first = dump.ranges.size() - std::min(dump.ranges.size(), kMostShown);
+  for (std::size_t i = first; i < dump.ranges.size(); ++i) {
+    text += (i == first ? ", in the range '" : ", '") + dump.ranges[i].name + "' for " +
+            duration_text(dump.time - dump.ranges[i].begun);
+  }
+  return text;
+}
+
 std::string Evidence::without_view(const Group& group, int rank) const {
   const bool has_dump = std::ranges::any_of(dumps_.groups, [&](const Group& other) {
     return other.name == group.name && other.ranks == group.ranks && other.views.contains(rank);

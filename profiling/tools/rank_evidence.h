@@ -51,6 +51,8 @@ class Evidence {
   std::vector<std::string> doings(int who) const;
   // "it is in …", or its last operation.
   std::string whereabouts(int who) const;
+  // "it is process 4711", for those who look into it, and the ranges in which its program is.
+  std::string program_of(const Group& group, const View& view) const;
   bool on_several_hosts(const Group& group) const;
   // Why the group has no view of a rank: "there is no dump of it".
   std::string without_view(const Group& group, int rank) const;

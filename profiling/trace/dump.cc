@@ -30,6 +30,7 @@
 #include <weft/base/mutex.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
+#include <weft/profiling/trace/open_ranges.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/profiling/trace/timeline_part.h>
 
@@ -133,6 +134,13 @@ void write(Json& json, const Member& member, int number) {
   json.line();
 }
 
+void write(Json& json, const OpenedRange& range) {
+  json.open('{');
+  json.key("name").text(range.name);
+  json.key("begun").number(range.begun);
+  json.close('}');
+}
+
 std::int64_t wall_clock() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::system_clock::now().time_since_epoch())
@@ -184,6 +192,9 @@ std::pmr::string text_of(std::string_view reason, pid_t process,
     MutexLock lock(joining);
     for (const std::string& id : jobs) json.text(id);
   }
+  json.close(']');
+  json.key("ranges").open('[');
+  for (const OpenedRange& range : open_ranges(memory)) write(json, range);
   json.close(']');
   json.key("time").number(now());
   json.key("wall_clock").number(wall_clock());

@@ -5,10 +5,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <ATen/record_function.h>
 
 #include <weft/debug.h>
+#include <weft/profiling/trace/dump.h>
 
 #include "../../profiling/trace/timeline_of_children.h"
 #if WEFT_TEST_NVTX
@@ -50,6 +52,20 @@ TEST(Range, IsShownToAnNvtxTool) {
   EXPECT_EQ(recording.registered.at("weft.user forward"), 1);
 }
 #endif
+
+TEST(Range, IsInDumpsWhileItIsOpen) {
+  const auto names = [] {
+    std::vector<std::string> found;
+    const auto json = nlohmann::json::parse(dump("asked"));
+    for (const auto& range : json.at("ranges")) found.push_back(range.at("name"));
+    return found;
+  };
+  {
+    const weft::Range range("load data");
+    EXPECT_THAT(names(), ElementsAre("load data"));
+  }
+  EXPECT_THAT(names(), ElementsAre());
+}
 
 TEST(Range, IsShownToLibtorchsProfiler) {
   static std::vector<std::string> names;

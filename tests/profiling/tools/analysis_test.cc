@@ -59,6 +59,17 @@ TEST(Analysis, SaysWhatTheLateRankDoesInstead) {
       HasSubstr("it is in recv #1 from rank 0 of float32 [4] in group 'default' for 9.0 s"));
 }
 
+TEST(Analysis, SaysInWhichRangeTheProgramOfTheLateRankIs) {
+  Dumps dumps = job(2);
+  dumps.groups[0].views[0].records = {collective(1, 0, 0)};
+  dumps.dumps[1].pid = 4711;
+  dumps.dumps[1].ranges = {{"step", kStart + kSecond}, {"load data", kStart + 2 * kSecond}};
+  const auto findings = of(analyze(dumps), What::LateRank);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_THAT(findings[0].text, HasSubstr("; it is process 4711, in the range 'step' for 9.0 s, "
+                                          "'load data' for 8.0 s"));
+}
+
 Record meeting(const std::string& name, std::uint64_t number, const std::string& state = "open") {
   Record record = collective(number, kSecond, state == "open" ? 0 : 2 * kSecond, name);
   record.kind = "meeting";

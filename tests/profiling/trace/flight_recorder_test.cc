@@ -3,6 +3,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <optional>
 #include <set>
 #include <thread>
@@ -18,6 +19,7 @@
 #include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
+#include <weft/profiling/trace/open_ranges.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/no_more_threads.h>
@@ -287,6 +289,46 @@ TEST_F(Dump, IsJsonWithPartiesAndRecords) {
   });
   ASSERT_NE(party, parties.end());
   EXPECT_EQ(party->at("ranks"), (std::vector<int>{0, 1}));
+}
+
+TEST_F(Dump, HasTheRangesThatAreOpen) {
+  const OpenRange step("step");
+  { const OpenRange ended("ended"); }
+  const std::int64_t before = now();
+  std::optional<OpenRange> inner(std::in_place, "inner");
+  const auto names = [] {
+    std::vector<std::string> found;
+    const auto json = nlohmann::json::parse(dump("asked"));
+    for (const auto& range : json.at("ranges")) found.push_back(range.at("name"));
+    return found;
+  };
+  EXPECT_EQ(names(), (std::vector<std::string>{"step", "inner"}));
+  EXPECT_GE(nlohmann::json::parse(dump("asked")).at("ranges")[1].at("begun"), before);
+  inner.reset();
+  EXPECT_EQ(names(), std::vector<std::string>{"step"});
+}
+
+TEST_F(Dump, RangesOfOtherThreadsEndInAForkedChild) {
+  std::promise<void> is_open;
+  std::promise<void> may_end;
+  std::thread other([&] {
+    const OpenRange range("of another thread");
+    is_open.set_value();
+    may_end.get_future().wait();
+  });
+  is_open.get_future().wait();
+  const OpenRange own("own");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto json = nlohmann::json::parse(dump("asked"));
+    const auto& ranges = json.at("ranges");
+    ::_exit(ranges.size() == 1 && ranges[0].at("name") == "own" ? 0 : 1);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  may_end.set_value();
+  other.join();
+  EXPECT_EQ(status, 0);
 }
 
 TEST_F(Dump, RelativeFolderIsResolvedAtOnce) {
