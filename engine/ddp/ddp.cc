@@ -14,6 +14,7 @@
 #include <weft/engine/ddp/reducer.h>
 #include <weft/engine/group/access.h>
 #include <weft/engine/group/called_by.h>
+#include <weft/engine/tensor/shard_mark.h>
 
 namespace weft::parallel {
 
@@ -98,6 +99,16 @@ std::unordered_set<const void*> sparse_parameters(const torch::nn::Module& modul
   return found;
 }
 
+void require_copies(const torch::nn::Module& module) {
+  for (const auto& item : module.named_parameters()) {
+    if (!is_shard(item.value())) continue;
+    throw Error(Blame::Caller,
+                "DistributedDataParallel: parameter '" + item.key() +
+                    "' is sharded, and each rank has other rows of it; call the model through its "
+                    "FullyShardedDataParallel, which averages gradients itself");
+  }
+}
+
 std::vector<NamedTensor> named_values(const torch::nn::Module& module,
                                       const std::unordered_set<const void*>& sparse) {
   std::vector<NamedTensor> named;
@@ -135,6 +146,7 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
                  const DdpOptions& options)
     : state_(std::make_unique<State>()) {
   if (!module) throw Error(Blame::Caller, "DistributedDataParallel: the module is empty");
+  require_copies(*module);
   state_->module = module;
   state_->options = options;
   const auto sparse = sparse_parameters(*module);

@@ -4,6 +4,7 @@
 
 #include <weft/engine/ddp/flat.h>
 #include <weft/engine/optim/averaging.h>
+#include <weft/engine/tensor/shard_mark.h>
 
 namespace weft {
 
@@ -13,6 +14,10 @@ void average_parameters(const std::vector<at::Tensor>& parameters, ProcessGroup 
   if (!group || group.size() == 1) return;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const std::string what = "average_parameters: parameter " + std::to_string(i);
+    if (is_shard(parameters[i])) {
+      throw Error(Blame::Caller,
+                  what + " is sharded, and each rank has other rows of it; leave it out");
+    }
     parallel::require_flat(parameters[i], what);
     if (parameters[i].is_floating_point() || parameters[i].is_complex()) continue;
     throw Error(Blame::Caller,

@@ -16,6 +16,7 @@
 #include <weft/base/mutex.h>
 #include <weft/engine/shard/libtorch_internals.h>
 #include <weft/engine/tensor/private_members.h>
+#include <weft/engine/tensor/shard_mark.h>
 #include <weft/engine/tensor/tensor.h>
 
 namespace weft::shard {
@@ -119,7 +120,7 @@ void before_operator(const c10::OperatorHandle& called, c10::DispatchKeySet keys
 }
 
 // The detached aliases of a shard share it; copies do not have it.
-struct OwnerMeta final : c10::BackendMeta {
+struct OwnerMeta final : ShardMark {
   OwnerMeta(std::shared_ptr<Unit> unit, std::size_t parameter)
       : owner{std::move(unit), parameter} {}
   const Owner owner;

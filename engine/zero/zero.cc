@@ -15,6 +15,7 @@
 #include <weft/engine/group/access.h>
 #include <weft/engine/group/called_by.h>
 #include <weft/engine/group/objects.h>
+#include <weft/engine/tensor/shard_mark.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/zero/partition.h>
 #include <weft/engine/zero/zero.h>
@@ -142,6 +143,12 @@ void ShardedOptimizer::lay_out(std::size_t first_group) {
     for (const at::Tensor& parameter : param_groups_[g].params()) {
       named.push_back(
           {"group " + std::to_string(g) + " parameter " + std::to_string(named.size()), parameter});
+      if (is_shard(parameter)) {
+        throw Error(Blame::Caller,
+                    "ZeroRedundancyOptimizer: " + named.back().name +
+                        " is sharded, and each rank has other rows of it; use a torch::optim "
+                        "optimizer, whose state is spread over the ranks as the parameters are");
+      }
       if (owners.emplace(key_of(parameter), -1).second) continue;
       throw Error(Blame::Caller, "ZeroRedundancyOptimizer: " + named.back().name +
                                      " is listed twice; give each once (a module's parameters() "
