@@ -131,6 +131,17 @@ std::shared_ptr<torch::nn::Module> pointer_to(const std::shared_ptr<M>& module) 
   return module;
 }
 
+// True if one of the constructors makes FullyShardedDataParallel<Module>(Given…).
+template <class Module, class... Given>
+constexpr bool kTakes = (std::is_base_of_v<ShardedRoot, std::remove_cvref_t<Given>> ||
+                         ...);  // copies, moves
+template <class Module, class Given, class Group>
+constexpr bool kTakes<Module, Given, Group> =
+    parallel::detail::LeadsTo<Module, Given>&& std::is_convertible_v<Group, ProcessGroup>;
+template <class Module, class Given, class Group, class Options>
+constexpr bool kTakes<Module, Given, Group, Options> =
+    kTakes<Module, Given, Group>&& std::is_convertible_v<Options, FullyShardOptions>;
+
 }  // namespace shard
 
 template <class Module>
@@ -164,13 +175,28 @@ class FullyShardedDataParallel final : public shard::ShardedRoot {
       : FullyShardedDataParallel(module.is_empty() ? nullptr : module.ptr(), std::move(mesh),
                                  std::move(options)) {}
 
+  // For Weft's own use: reports wrong arguments.
+  template <class... Given>
+  requires(sizeof...(Given) > 0 &&
+           !shard::kTakes<Module, Given...>) explicit FullyShardedDataParallel(Given&&...)
+      : ShardedRoot(nullptr, ProcessGroup(), {}) {
+    static_assert(weft::detail::kNever<Given...>,
+                  "FullyShardedDataParallel takes a module's holder (TORCH_MODULE) or a "
+                  "std::shared_ptr to the module, then the group and perhaps FullyShardOptions: "
+                  "FullyShardedDataParallel sharded(std::make_shared<NetImpl>(…), group)");
+  }
+
   // Runs the module's forward, of any signature.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
-    if constexpr (decltype(parallel::detail::refusal_of_forward<Module, Arguments...>())::accept())
+    if constexpr (!std::is_base_of_v<torch::nn::Module, Module>) {
+      return weft::detail::Refused();  // the constructor's static_assert has reported it
+    } else if constexpr (decltype(parallel::detail::refusal_of_forward<Module,
+                                                                       Arguments...>())::accept()) {
       return output_of(std::forward<Arguments>(arguments)...);
-    else
+    } else {
       return weft::detail::Refused();
+    }
   }
   // Calls forward().
   template <class... Arguments>
@@ -190,6 +216,12 @@ class FullyShardedDataParallel final : public shard::ShardedRoot {
 
   std::shared_ptr<Module> module_;
 };
+
+// Deduces a module type from wrong arguments, so that the constructor can report them.
+template <class... Given>
+requires(sizeof...(Given) > 0 && !shard::kTakes<parallel::detail::ShownModule<Given...>, Given...>)
+    FullyShardedDataParallel(Given&&...)
+->FullyShardedDataParallel<parallel::detail::ShownModule<Given...>>;
 
 // Makes the module one unit, in place, and returns it. All ranks call it, for the same modules in
 // the same order. Its parameters that are no shards yet become shards at once, so that a large

@@ -29,6 +29,7 @@
 namespace mistakes {
 
 using weft::DistributedDataParallel;
+using weft::FullyShardedDataParallel;
 using weft::Future;
 using weft::ProcessGroup;
 using weft::RRef;
@@ -591,6 +592,22 @@ void call(const ProcessGroup& group, const Net& net) {
 #endif
 #ifdef MODULE_WITHOUT_GROUP  // says: then the group
 void call(const Net& net) { DistributedDataParallel ddp(net); }
+#endif
+#ifdef IMPL_TO_BE_SHARDED  // says: std::make_shared
+at::Tensor call(const ProcessGroup& group, const at::Tensor& x) {
+  NetImpl net;
+  FullyShardedDataParallel sharded(net, group);
+  return sharded(x);
+}
+#endif
+#ifdef HOLDER_AS_TYPE_TO_BE_SHARDED  // says: std::make_shared
+at::Tensor call(const ProcessGroup& group, const Net& net, const at::Tensor& x) {
+  FullyShardedDataParallel<Net> sharded(net, group);
+  return sharded(x);
+}
+#endif
+#ifdef MODULE_TO_BE_SHARDED_WITHOUT_GROUP  // says: then the group
+void call(const Net& net) { FullyShardedDataParallel sharded(net); }
 #endif
 #ifdef WRONG_INPUT  // says: the module's forward() does not take these arguments
 at::Tensor call(const ProcessGroup& group, const Net& net) {
