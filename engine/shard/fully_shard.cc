@@ -9,6 +9,7 @@
 #include <torch/nn/module.h>
 
 #include <weft/base/error.h>
+#include <weft/base/log.h>
 #include <weft/engine/ddp/model_state.h>
 #include <weft/engine/group/access.h>
 #include <weft/engine/group/shard_groups.h>
@@ -220,7 +221,14 @@ ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const
                       "' belongs to another FullyShardedDataParallel already; wrap only the root");
     }
   }
-  make_units(*module, ranks, options, kRoot, choose_units(module, options));
+  auto chosen = choose_units(module, options);
+  const bool is_one = chosen.size() == 1 && chosen.front().name.empty();
+  if (options.units && is_one && units_in(*module).empty() && ranks.all.rank() == 0) {
+    log::warn(std::string(kRoot) +
+              ": FullyShardOptions::units has chosen no submodule that has parameters, so the "
+              "whole model is one unit, and whole on every rank in each forward and backward");
+  }
+  make_units(*module, ranks, options, kRoot, std::move(chosen));
   auto units = units_in(*module);
   std::unordered_set<const void*> named;  // a shard with several places has the first one's name
   for (const ParameterPlace& place : places_in(*module)) {

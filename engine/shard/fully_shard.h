@@ -136,8 +136,9 @@ template <class Module, class... Given>
 constexpr bool kTakes = (std::is_base_of_v<ShardedRoot, std::remove_cvref_t<Given>> ||
                          ...);  // copies, moves
 template <class Module, class Given, class Group>
-constexpr bool kTakes<Module, Given, Group> =
-    parallel::detail::LeadsTo<Module, Given>&& std::is_convertible_v<Group, ProcessGroup>;
+constexpr bool kTakes<Module, Given, Group> = parallel::detail::LeadsTo<Module, Given> &&
+                                              (std::is_convertible_v<Group, ProcessGroup> ||
+                                               std::is_convertible_v<Group, Mesh>);
 template <class Module, class Given, class Group, class Options>
 constexpr bool kTakes<Module, Given, Group, Options> =
     kTakes<Module, Given, Group>&& std::is_convertible_v<Options, FullyShardOptions>;
@@ -182,7 +183,8 @@ class FullyShardedDataParallel final : public shard::ShardedRoot {
       : ShardedRoot(nullptr, ProcessGroup(), {}) {
     static_assert(weft::detail::kNever<Given...>,
                   "FullyShardedDataParallel takes a module's holder (TORCH_MODULE) or a "
-                  "std::shared_ptr to the module, then the group and perhaps FullyShardOptions: "
+                  "std::shared_ptr to the module, then the group or mesh and perhaps "
+                  "FullyShardOptions: "
                   "FullyShardedDataParallel sharded(std::make_shared<NetImpl>(…), group)");
   }
 

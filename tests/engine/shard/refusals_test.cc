@@ -7,7 +7,10 @@
 #include <torch/nn/modules/container/parameterlist.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/rnn.h>
+#include <torch/optim/sgd.h>
 
+#include <weft/engine/optim/averaging.h>
+#include <weft/engine/zero/zero.h>
 #include <weft/tests/harness/ranks.h>
 
 #include "sharded_models.h"
@@ -171,6 +174,41 @@ TEST(ShardedRefusals, AModelThatIsShardedTwice) {
         fully_shard(block, group);
       },
       "no parameters that are not sharded already");
+}
+
+TEST(ShardedRefusals, ChoosingNoUnitIsWarnedOf) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto net = blocks(2);
+    const FullyShardedDataParallel sharded(net, group, {.units = units_of<nn::LSTM>()});
+    if (group.rank() == 0)
+      EXPECT_THAT(harness::LogWatch::current().text(), HasSubstr("has chosen no submodule"));
+  });
+}
+
+// They would take the rows of the ranks, which may have one shape, for copies of each other.
+TEST(ShardedRefusals, WhoeverTakesShardsForCopies) {
+  expect_refusal(
+      [](ProcessGroup& group) {
+        auto net = blocks(2);
+        const FullyShardedDataParallel sharded(net, group);
+        const DistributedDataParallel ddp(net, group);
+      },
+      "parameter '0.up.weight' is sharded, and each rank has other rows of it");
+  expect_refusal(
+      [](ProcessGroup& group) {
+        auto net = blocks(2);
+        const FullyShardedDataParallel sharded(net, group);
+        const ZeroRedundancyOptimizer<torch::optim::SGD> zero(net->parameters(), group,
+                                                              torch::optim::SGDOptions(0.1));
+      },
+      "use a torch::optim optimizer");
+  expect_refusal(
+      [](ProcessGroup& group) {
+        auto net = blocks(2);
+        const FullyShardedDataParallel sharded(net, group);
+        average_parameters(net->parameters(), group);
+      },
+      "average_parameters: parameter 0 is sharded");
 }
 
 TEST(ShardedRefusals, AUnitOfAnotherGroup) {
