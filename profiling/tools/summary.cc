@@ -56,20 +56,22 @@ class Counting {
     for (const auto& [key, ranks] : collectives_) {
       if (ranks.size() < 2) continue;
       ++summary_.collectives;
-      const auto last = std::max_element(ranks.begin(), ranks.end(), [](auto& a, auto& b) {
-        return a.second->begin < b.second->begin;
-      });
+      const auto [first, last] =
+          std::minmax_element(ranks.begin(), ranks.end(),
+                              [](auto& a, auto& b) { return a.second->begin < b.second->begin; });
       ++summary_.last[last->first];
+      for (const auto& [rank, span] : ranks)
+        summary_.late[rank] += span->begin - first->second->begin;
     }
   }
 
   void choose_slowest() {
-    const auto most = std::max_element(summary_.last.begin(), summary_.last.end(),
+    const auto most = std::max_element(summary_.late.begin(), summary_.late.end(),
                                        [](auto& a, auto& b) { return a.second < b.second; });
     const auto longest =
         std::max_element(summary_.answers.begin(), summary_.answers.end(),
                          [](auto& a, auto& b) { return a.second.mean() < b.second.mean(); });
-    if (most != summary_.last.end()) {
+    if (most != summary_.late.end()) {
       summary_.slowest_rank = most->first;
     } else if (summary_.answers.size() > 1) {
       summary_.slowest_rank = longest->first;
@@ -352,8 +354,10 @@ std::string slowest(const Summary& summary) {
   if (!summary.slowest_rank) {
     text += "none: no collectives of several ranks, and no calls to several\n";
   } else if (const int rank = *summary.slowest_rank; summary.collectives > 0) {
-    text += line("%d came last to %zu of %zu collectives", rank, summary.last.at(rank),
-                 summary.collectives);
+    const auto last = summary.last.find(rank);
+    text += line("%d came last to %zu of %zu collectives, in all %.3f ms later than the first",
+                 rank, last != summary.last.end() ? last->second : 0, summary.collectives,
+                 summary.late.at(rank) / 1e3);
   } else {
     const Answers& answers = summary.answers.at(rank);
     text += line("%d took %.3f ms to answer a call, the mean of %zu", rank, answers.mean() / 1e3,
@@ -372,7 +376,7 @@ std::string slowest(const Summary& summary) {
             counted(link.bytes, "byte") + " together\n";
   }
   for (const Gap& gap : summary.gaps) {
-    text += line("nothing between ranks: rank %d for %.3f ms from %.3f ms", gap.rank,
+    text += line("no communication: rank %d for %.3f ms from %.3f ms", gap.rank,
                  (gap.end - gap.begin) / 1e3, gap.begin / 1e3);
   }
   return text;

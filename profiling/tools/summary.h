@@ -75,12 +75,14 @@ struct Summary {
   std::map<int, Times> ranks;
   std::map<int, Times> whole;       // the sums of total and exposed over all steps
   std::map<int, std::size_t> last;  // how many collectives each rank was the last to begin
-  std::size_t collectives = 0;      // collectives with several ranks
+  // How much later than the first rank each began the collectives, in all; in microseconds.
+  std::map<int, double> late;
+  std::size_t collectives = 0;  // collectives with several ranks
   // The slowest first; links that moved nothing or took no time last.
   std::vector<Link> links;
   // The longest times without operations between ranks, the longest first, at most 5.
   std::vector<Gap> gaps;
-  // The rank that was last to begin a collective most often; in a run without collectives, the rank
+  // The rank that began collectives latest (`late`); in a run without collectives, the rank
   // with the longest mean time to answer a call.
   std::optional<int> slowest_rank;
   std::map<int, Answers> answers;  // by rank that was called

@@ -177,6 +177,22 @@ TEST(Summary, NamesTheRankThatComesLast) {
   EXPECT_EQ(summary.last.at(1), 4u);
 }
 
+// A rank that is late once, by much, costs more than one that is last by a little each time.
+TEST(Summary, TheSlowestRankIsTheOneThatIsLateByMost) {
+  tools::Run run;
+  for (std::uint64_t i = 1; i <= 3; ++i) {
+    const double begin = static_cast<double>(i) * 10'000;
+    run.ranks[0].operations.push_back(span("collective", i, begin + 10, begin + 6000, 0));
+    run.ranks[1].operations.push_back(
+        span("collective", i, begin + (i == 3 ? 5000 : 0), begin + 6000, 1));
+  }
+  const Summary summary = summarize(run);
+  EXPECT_EQ(summary.slowest_rank, 1);
+  EXPECT_THAT(
+      to_text(run, summary),
+      HasSubstr("slowest rank: 1 came last to 1 of 3 collectives, in all 4.990 ms later than "));
+}
+
 TEST(Summary, OverlappingOperationsCountOnce) {
   auto run = steps();
   run.ranks[0].operations.push_back(span("send", 1, 650, 950, 0, 1));
