@@ -283,11 +283,12 @@ Error Joining::not_connected(const Error& timeout) {
       .with_text("joining " + options_.place() + ": " +
                  (missing.empty() ? "all ranks came, but were not connected"
                                   : ranks_text(missing) + " did not come") +
-                 " within " + describe(options_.timeout) + ": " + timeout.text() +
-                 (missing.empty() ? "; WEFT_SOCKET_IFNAME chooses another network (for NCCL: "
-                                    "NCCL_SOCKET_IFNAME), ProcessGroupOptions::backend another "
-                                    "way (weft-info lists them)"
-                                  : ""))
+                 " within " + describe(options_.timeout) +
+                 (missing.empty() ? ": " + timeout.text() +
+                                        "; WEFT_SOCKET_IFNAME chooses another network (for NCCL: "
+                                        "NCCL_SOCKET_IFNAME), ProcessGroupOptions::backend another "
+                                        "way (weft-info lists them)"
+                                  : "; " + hint()))
       .with_ranks(missing.empty() ? timeout.ranks() : missing);
 }
 

@@ -58,7 +58,12 @@ Rendezvous rendezvous(const RendezvousOptions& options, const Environment& envir
   const Url url = options.store ? Url() : Url::parse(options.init_method);
   const Wanted wanted = options.store ? Wanted{options.rank, options.world_size, {}}
                                       : wanted_of(options, url, environment);
-  Seeker seeker(wanted, environment, options.wait_reports);
+  Wanted shown = wanted;
+  if (open) {  // the world size is not the program's
+    shown.world_size.reset();
+    shown.said_by.clear();
+  }
+  Seeker seeker(shown, environment, options.wait_reports);
   if (options.store) {
     result.rank = open && !wanted.rank ? kAnyRank : require_rank(wanted, "a given store", "");
     result.world_size = require_world_size(wanted, "a given store", "");
@@ -105,7 +110,7 @@ Rendezvous rendezvous(const RendezvousOptions& options, const Environment& envir
     }
   }
   result.local_rank = local_rank(environment).value_or(0);
-  result.said_by = wanted.said_by;
+  result.said_by = shown.said_by;
   return result;
 }
 

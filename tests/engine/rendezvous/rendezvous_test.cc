@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/types.h>
 
+#include <weft/base/log.h>
 #include <weft/engine/rendezvous/rendezvous.h>
 #include <weft/engine/store/address.h>
 #include <weft/group.h>
@@ -494,6 +495,19 @@ TEST(Tcp, RefusesIncompleteAddresses) {
               "the world size is 0");
 }
 
+// The world size that rpc::init passes is not the program's.
+TEST(Tcp, AWorkerOfAnOpenJobSaysNothingOfAWorldSize) {
+  std::string line;
+  const log::Capture capture([&](LogLevel, std::string_view text) { line = text; });
+  const std::string url = address(launch::free_port());
+  EXPECT_THROW(
+      group::rendezvous({.init_method = url, .world_size = 1, .wait_reports = {milliseconds(100)}},
+                        environment({}), Deadline::in(seconds(1)), /*open=*/true),
+      Error);
+  EXPECT_NE(line.find("a process without a rank has waited"), std::string::npos) << line;
+  EXPECT_EQ(line.find("world size"), std::string::npos) << line;
+}
+
 TEST(Tcp, AbsentRanksAreNamed) {
   const int port = launch::free_port();
   harness::run_threads(2, [&](int rank) {
@@ -505,7 +519,9 @@ TEST(Tcp, AbsentRanksAreNamed) {
     });
     // Rank 0 gives up after its timeout; rank 1 when rank 0 or its store has gone.
     if (rank == 0) {
-      expect_text(error, Blame::Timeout, "ranks 2, 3 did not come within 3 s");
+      expect_text(error, Blame::Timeout,
+                  "ranks 2, 3 did not come within 3 s; all ranks must be started with the same "
+                  "address and world size; this one is rank 0 of 4");
     } else {
       EXPECT_TRUE(error.blame() == Blame::PeerLost || error.blame() == Blame::Timeout)
           << error.what();
