@@ -14,7 +14,8 @@ void Lifetime::require_open() const {
   throw Error(
       Blame::Caller,
       "agent " + describe(self_) +
-          " is not initialized any more: it has shut down or left, and is used after deletion");
+          " is not initialized any more: it has shut down or left, and is used after deletion; "
+          "make calls before that, or with another agent with rpc::init");
 }
 
 bool Lifetime::taken_for_lost(const std::string& why) {

@@ -36,9 +36,9 @@ std::vector<PlannedBucket> plan_buckets(std::span<const PlannedGradient> gradien
                                         std::span<const std::size_t> limits) {
   check_permutation(gradients.size(), order);
   if (limits.empty() || std::find(limits.begin(), limits.end(), 0u) != limits.end()) {
-    throw Error(
-        Blame::Caller,
-        "a bucket holds at least one byte; bucket_bytes and first_bucket_bytes must be positive");
+    throw Error(Blame::Caller,
+                "DdpOptions::bucket_bytes and first_bucket_bytes must be positive: a bucket holds "
+                "at least one byte");
   }
   const auto key = [](const PlannedGradient& gradient) {
     return std::tuple(gradient.dtype, gradient.device.type(), gradient.device.index());

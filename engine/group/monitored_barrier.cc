@@ -122,7 +122,7 @@ void MonitoredBarrier::lead(const std::string& base, std::chrono::milliseconds t
   store_.set(base + "verdict", to_bytes(verdict + "\n" + encode(missing)));
   await_readers(base, absent);
   if (!absent.empty()) {
-    throw Error(Blame::Timeout, "monitored barrier " + options_.place() + ": " + verdict)
+    throw Error(Blame::Timeout, "monitored_barrier " + options_.place() + ": " + verdict)
         .with_ranks(missing);
   }
 }
@@ -136,13 +136,13 @@ void MonitoredBarrier::await_readers(const std::string& base, const std::set<int
     }
   } catch (const Error& error) {
     if (error.blame() != Blame::Timeout) throw;
-    log::debug("monitored barrier " + options_.place() +
+    log::debug("monitored_barrier " + options_.place() +
                ": not all ranks have read the verdict yet");
   }
 }
 
 std::string MonitoredBarrier::came() const {
-  return "rank " + std::to_string(options_.rank) + " came to the monitored barrier " +
+  return "rank " + std::to_string(options_.rank) + " came to monitored_barrier " +
          options_.place() + ", but ";
 }
 

@@ -233,7 +233,8 @@ void Waits::on_called(const Frame& frame) {
   source->differ("as operation " + std::to_string(theirs->number) + " of the group rank " +
                  std::to_string(rank) + " called " + theirs->call + " and rank " +
                  std::to_string(source->rank) + " called " + *own +
-                 "; all ranks must call the same operations in the same order");
+                 "; all ranks must call the same operations in the same order, with tensors of "
+                 "the same size and dtype");
 }
 
 void Waits::begin_report(const std::string& group, const Wait& wait, std::size_t level,

@@ -131,7 +131,7 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   if (found != optimizers_.end() && found->second.stage == Stage::Unscaled) {
     throw Error(Blame::Caller,
                 "GradScaler: unscale_() has already been called on this optimizer since the last "
-                "update()");
+                "update(); call it once in each step");
   }
   if (found != optimizers_.end() && found->second.stage == Stage::Stepped) {
     throw Error(Blame::Caller,
@@ -171,7 +171,7 @@ bool GradScaler::step(Optimizer& optimizer) {
   if (found != optimizers_.end() && found->second.stage == Stage::Stepped) {
     throw Error(Blame::Caller,
                 "GradScaler: step() has already been called on this optimizer since the last "
-                "update()");
+                "update(); call update() after the steps of all optimizers");
   }
   PerOptimizer& state = found != optimizers_.end() ? found->second : unscale(optimizer);
   if (!state.has_gradients) {

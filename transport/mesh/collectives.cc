@@ -158,11 +158,12 @@ bool Collectives::fits(int peer, const Held& held) const {
 
 Error Collectives::mismatch(int peer, const Held& held, const Call& here) const {
   const bool is_known = held.header.sequence + last_.size() >= over_;
-  return {Blame::Caller, "as operation " + std::to_string(held.header.sequence) + " of the group " +
-                             rank_text(peer) + " called " + describe(held.header.call) + " and " +
-                             rank_text(core_.rank) + " called " +
-                             (is_known ? describe(here) : "something else") +
-                             "; all ranks must call the same operations in the same order"};
+  return {Blame::Caller,
+          "as operation " + std::to_string(held.header.sequence) + " of the group " +
+              rank_text(peer) + " called " + describe(held.header.call) + " and " +
+              rank_text(core_.rank) + " called " + (is_known ? describe(here) : "something else") +
+              "; all ranks must call the same operations in the same order, with tensors of "
+              "the same size and dtype"};
 }
 
 void Collectives::take(int peer, Plan::Step& step) {
