@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -169,6 +170,13 @@ Reader::Reader(const std::string& file) : named_("the checkpoint '" + file + "'"
   // O_NONBLOCK, because opening a pipe without a writer would block.
   file_ = Descriptor(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
+  if (!file_ && errno == ENOENT) {
+    std::error_code unknown;
+    const std::string here = std::filesystem::current_path(unknown).string();
+    throw Error(Blame::Caller, named_ + " cannot be read: No such file or directory" +
+                                   (file.starts_with('/') || unknown ? "" : " in " + here) +
+                                   "; checkpoint::exists() says whether there is one");
+  }
   if (!file_ || ::fstat(file_.get(), &status) != 0)
     throw system_error(blame_of(errno), named_ + " cannot be read", errno);
   if (!S_ISREG(status.st_mode)) throw Error(Blame::Caller, named_ + " is not a regular file");

@@ -124,6 +124,18 @@ void flatten(InputArchive& archive, const std::string& prefix,
   }
 }
 
+// "; it has 'first.bias', 'first.weight', …", for a module whose parts have other names.
+std::string some_of(const std::map<std::string, at::Tensor>& tensors) {
+  constexpr std::size_t kShown = 4;
+  std::string text;
+  std::size_t count = 0;
+  for (const auto& [name, tensor] : tensors) {
+    if (count++ == kShown) return text + ", …";
+    text += (text.empty() ? "; it has " : ", ") + in_quotes(name);
+  }
+  return text;
+}
+
 Commit stage_module(InputArchive& archive, const torch::nn::Module& module) {
   std::map<std::string, at::Tensor> in_file;
   flatten(archive, "", in_file);
@@ -131,7 +143,8 @@ Commit stage_module(InputArchive& archive, const torch::nn::Module& module) {
   visit(module, "", [&](const std::string& name, const char* kind, const at::Tensor& tensor) {
     const std::string what = std::string(kind) + " " + in_quotes(name);
     const auto found = in_file.find(name);
-    if (found == in_file.end()) throw Error(Blame::Caller, "the file has no " + what);
+    if (found == in_file.end())
+      throw Error(Blame::Caller, "the file has no " + what + some_of(in_file));
     copies.push_back(stage_copy(what, tensor, found->second));
     in_file.erase(found);
   });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints of several ranks: a job goes on from one as if nothing had happened, nothing is half
 // saved or half loaded, and all ranks get the same error.
+#include <filesystem>
 #include <functional>
 
 #include <gmock/gmock.h>
@@ -277,7 +278,14 @@ TEST_P(Checkpoint, DamagedFileIsRefusedOnAllRanks) {
                 [&] {
                   checkpoint::load(file_ + "x", group, {{"model", net}});
                 }),
-        HasSubstr("the checkpoint '" + file_ + "x' cannot be read: No such file or directory"));
+        HasSubstr("the checkpoint '" + file_ +
+                  "x' cannot be read: No such file or directory; checkpoint::exists() says"));
+    EXPECT_THAT(
+        refused(group, Blame::Caller,
+                [&] {
+                  checkpoint::load("no_such.pt", group, {{"model", net}});
+                }),
+        HasSubstr("No such file or directory in " + std::filesystem::current_path().string()));
     EXPECT_THAT(refused(group, Blame::Caller,
                         [&] {
                           checkpoint::load(folder_.path(), group, {{"model", net}});
