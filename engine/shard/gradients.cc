@@ -299,11 +299,10 @@ void GradientReducer::keep(const Unit& unit, const std::vector<std::size_t>& par
     if (!gradient.defined()) continue;
     at::Tensor& sum = kept[parameters[slot]];
     if (!sum.defined()) {
-      sum = own(std::move(gradient));
+      sum = own(std::exchange(gradient, {}));
     } else {
-      sum.add_(gradient);
+      sum.add_(std::exchange(gradient, {}));
     }
-    gradient.reset();
   }
 }
 

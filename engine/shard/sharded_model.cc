@@ -137,7 +137,8 @@ void ShardedModel::before_operator(const std::vector<Belongs>& used) {
     auto model = unit->model.lock();
     if (!model) throw outside(*unit, parameter.parameter);
     auto same = std::ranges::find(models, model, [](const auto& item) { return item.first; });
-    if (same == models.end()) same = models.insert(models.end(), {std::move(model), {}});
+    if (same == models.end())
+      same = models.emplace(models.end(), std::move(model), std::vector<Belongs>());
     same->second.push_back(parameter);
   }
   for (const auto& [model, belonging] : models) model->use(belonging);
