@@ -10,6 +10,7 @@
 #include <weft/engine/checkpoint/part_contents.h>
 #include <weft/engine/checkpoint/part_rows.h>
 #include <weft/engine/checkpoint/part_values.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/group/objects.h>
 #include <weft/engine/shard/libtorch_internals.h>
 #include <weft/engine/shard/unit.h>
@@ -31,6 +32,7 @@ class Collected {
     OwnRows own;
     own.holder = unit->group().rank();
     own.holders = unit->group().size();
+    own.group = unit->group();
     own.sizes = parameter.sizes;
     own.dtype = parameter.dtype;
     own.rows = parameter.rows(own.holder, own.holders);
@@ -99,29 +101,37 @@ void PartRows::mark(Value& value) const {
 }
 
 void divide_equal_rows(std::vector<Value>& values, ProcessGroup& group) {
-  std::vector<std::int64_t> holders;
-  bool has_equal = false;
-  for (const Value& value : values) {
-    if (!value.rows) continue;
-    holders.push_back(value.rows->holder);
-    has_equal |= value.rows->holders < group.size();
-  }
-  if (!has_equal) return;  // on all ranks: these have compared their values
-  const auto all = all_gather_object(holders, group);
-  std::size_t index = 0;
+  std::vector<Value*> sharded;
+  std::vector<int> holders;
+  bool is_over_others = false;
   for (Value& value : values) {
     if (!value.rows) continue;
-    int ranks = 0;
-    int rank = 0;
-    for (int other = 0; other < group.size(); ++other) {
-      if (all[static_cast<std::size_t>(other)][index] != value.rows->holder) continue;
-      if (other < group.rank()) ++rank;
-      ++ranks;
+    sharded.push_back(&value);
+    holders.push_back(value.rows->holder);
+    is_over_others |= !group::are_same(value.rows->group, group);
+  }
+  if (!is_over_others) return;
+  const auto all = all_gather_object(holders, group);
+  for (std::size_t i = 0; i < sharded.size(); ++i) {
+    OwnRows& rows = *sharded[i]->rows;
+    std::vector<int> with_equal;  // the ranks that have the same rows
+    std::set<int> present;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const int holder = all[static_cast<std::size_t>(rank)][i];
+      present.insert(holder);
+      if (holder == rows.holder) with_equal.push_back(rank);
     }
-    ++index;
-    const shard::Rows part = shard::rows_of(value.rows->rows.count, rank, ranks);
-    value.tensor = value.tensor.narrow(0, part.first, part.count);
-    value.rows->rows = {value.rows->rows.first + part.first, part.count};
+    if (static_cast<int>(present.size()) != rows.holders) {
+      throw Error(Blame::Caller,
+                  "'" + sharded[i]->name + "' is sharded over " + std::to_string(rows.holders) +
+                      " ranks, and only some of its rows are on ranks of this group; "
+                      "save by a group that has all of those ranks");
+    }
+    const auto place = std::ranges::find(with_equal, group.rank()) - with_equal.begin();
+    const shard::Rows part = shard::rows_of(rows.rows.count, static_cast<int>(place),
+                                            static_cast<int>(with_equal.size()));
+    sharded[i]->tensor = sharded[i]->tensor.narrow(0, part.first, part.count);
+    rows.rows = {rows.rows.first + part.first, part.count};
   }
 }
 

@@ -23,6 +23,7 @@ struct OwnRows {
   c10::ScalarType dtype{};
   // The rows are those of rank `holder` of `holders`. Ranks with the same `holder` have equal rows.
   int holder = 0, holders = 1;
+  ProcessGroup group;  // of the holders
 };
 
 // The whole shape of a value of that kind as files have it.
@@ -48,8 +49,10 @@ class PartRows {
   std::string states_;                   // the names of an optimizer's states begin so
 };
 
-// Collective. Some ranks may have equal rows, because a model is sharded over fewer ranks than the
-// group has. Leaves each of these ranks a part of them to write. All ranks pass the same names.
+// Collective. Some ranks may have equal rows, because a model is sharded over other ranks than
+// those of the group. Leaves each of these ranks a part of them to write. All ranks pass the same
+// names, and groups that are either `group` or not. Throws Caller on all ranks if none has some
+// rows.
 void divide_equal_rows(std::vector<Value>& values, ProcessGroup& group);
 
 }  // namespace weft::checkpoint

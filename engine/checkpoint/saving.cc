@@ -267,7 +267,7 @@ std::vector<Value> values_of_parts(const std::vector<Part>& parts, const Process
 }
 
 // The values that all ranks must have alike, or have rows of, one line each.
-std::vector<std::string> divided(const std::vector<Value>& values) {
+std::vector<std::string> divided(const std::vector<Value>& values, const ProcessGroup& group) {
   std::vector<std::string> lines;
   for (const Value& value : values) {
     if (value.writer != Writer::Any && !value.rows) continue;
@@ -276,7 +276,10 @@ std::vector<std::string> divided(const std::vector<Value>& values) {
     for (std::size_t i = 0; i < sizes.size(); ++i)
       line += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
     line += "]";
-    if (value.rows) line += " in the rows of " + std::to_string(value.rows->holders) + " ranks";
+    if (value.rows) {
+      line += " in the rows of " + std::to_string(value.rows->holders) + " ranks" +
+              (group::are_same(value.rows->group, group) ? "" : " of another group");
+    }
     lines.push_back(std::move(line));
   }
   return lines;
@@ -360,7 +363,7 @@ struct SavingAccess {
                  }));
     compare_names(group, names, {});
     group::agree(group, error_of([&] { values = values_of_parts(parts, group); }));
-    compare_names(group, names, divided(values));
+    compare_names(group, names, divided(values, group));
     divide_equal_rows(values, group);
     group::agree(group, error_of([&] { share = share_of(values, group.rank(), group.size()); }));
     std::unique_ptr<Numbered> numbered;

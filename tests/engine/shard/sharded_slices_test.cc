@@ -165,6 +165,26 @@ TEST_F(ShardedSlices, ReplicasDivideEqualRows) {
   expect_loads_sharded(3);
 }
 
+TEST_F(ShardedSlices, GroupWithoutAllRowsIsRefused) {
+  run_ranks(As::Threads, 4, [&](ProcessGroup& group) {
+    const ProcessGroup even = group.new_group({0, 2});
+    const ProcessGroup odd = group.new_group({1, 3});
+    const ProcessGroup first = group.new_group({0, 1});
+    const ProcessGroup last = group.new_group({2, 3});
+    const int rank = group.rank();
+    auto net = uneven();
+    const FullyShardedDataParallel sharded(net, rank % 2 == 0 ? even : odd);
+    const Error error = harness::error_of([&] {
+      checkpoint::save_async(folder_ + std::to_string(rank / 2), rank < 2 ? first : last,
+                             {{"model", net}})
+          .wait();
+    });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("'model.0.bias' is sharded over 2 ranks, and only some of "
+                                        "its rows are on ranks of this group"));
+  });
+}
+
 TEST_F(ShardedSlices, AnotherShapeChangesNothing) {
   run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
     // Its whole parameters have the shapes of the shards below.
