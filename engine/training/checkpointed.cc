@@ -5,14 +5,17 @@
 // So gradient accumulators and sharded units run in the outer backward, once, with their hooks.
 #include <algorithm>
 #include <atomic>
+#include <set>
 #include <string>
 #include <unordered_set>
+#include <utility>
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
@@ -214,6 +217,7 @@ class Recomputation final : public torch::CustomClassHolder {
     }
     variable_list all(is_wanted.size());
     if (roots.empty() || wanted.empty()) return all;
+    require_reached(roots, inputs);
     const WithoutLeafHooks no_hooks(parameters_);
     auto found = torch::autograd::grad(roots, wanted, seeds, /*retain_graph=*/false,
                                        /*create_graph=*/false, /*allow_unused=*/true);
@@ -257,6 +261,40 @@ class Recomputation final : public torch::CustomClassHolder {
                     " has returned tensors of other shapes or dtypes in backward than at first; "
                     "what it computes must depend only on its arguments, parameters and random "
                     "numbers");
+  }
+
+  // Throws Caller for a leaf in the graph of the second forward that is neither an argument nor a
+  // parameter of the module: this node has no edge to it, so it would get no gradient.
+  void require_reached(const Tensors& roots, const Tensors& inputs) const {
+    std::set<std::pair<const torch::autograd::Node*, std::uint32_t>> seen;
+    std::vector<torch::autograd::Edge> open;
+    const auto visit = [&](const torch::autograd::Edge& edge) {
+      if (edge.is_valid() && seen.emplace(edge.function.get(), edge.input_nr).second)
+        open.push_back(edge);
+    };
+    for (const Tensors* const tensors : {&inputs, &parameters_}) {
+      for (const at::Tensor& tensor : *tensors) {
+        if (tensor.requires_grad()) visit(torch::autograd::impl::gradient_edge(tensor));
+      }
+    }
+    // The search ends there. They stay alive: tensors refer to their accumulators weakly.
+    const auto ends = std::exchange(open, {});
+    for (const at::Tensor& root : roots) visit(torch::autograd::impl::gradient_edge(root));
+    while (!open.empty()) {
+      const torch::autograd::Edge edge = open.back();
+      open.pop_back();
+      if (const auto* const leaf =
+              dynamic_cast<const torch::autograd::AccumulateGrad*>(edge.function.get())) {
+        throw Error(Blame::Caller,
+                    "checkpointed: the forward of " + module_name() + " uses a tensor of shape " +
+                        c10::str(leaf->variable.sizes()) +
+                        " that requires a gradient and is neither its argument nor registered in "
+                        "the module, so it would get none; pass it as an argument, or register it "
+                        "(register_parameter, also where another module's weight is assigned to a "
+                        "member)");
+      }
+      for (const auto& next : edge.function->next_edges()) visit(next);
+    }
   }
 
   const std::shared_ptr<torch::nn::Module> module_;

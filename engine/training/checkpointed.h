@@ -190,8 +190,9 @@ auto run_checkpointed(std::shared_ptr<M> module, std::tuple<Kept...> arguments) 
 
 // Returns what module->forward(arguments…) returns. `module` is a module's holder, a shared_ptr or
 // pointer to it, or the module. Throws Caller if the module is empty, or if its forward writes to
-// an argument. In backward it throws Caller for a second backward, for create_graph, and if the
-// second forward returns other tensors than the first one.
+// an argument. In backward it throws Caller for a second backward, for create_graph, if the second
+// forward returns other tensors than the first one, and if a tensor that it has used could get no
+// gradient.
 template <class Module, class... Arguments>
 auto checkpointed(Module&& module, Arguments&&... arguments) {
   if constexpr (decltype(training::detail::refusal_of_checkpointed<std::remove_reference_t<Module>,

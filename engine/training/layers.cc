@@ -53,6 +53,17 @@ void reset_module(nn::Module& module) {
     prelu->weight.fill_(prelu->options.init());
 }
 
+// Calls use(member, key) for the members that are one tensor each in all layers that have them.
+template <class... Layers, class Use>
+void for_members(nn::Module& module, const Use& use) {
+  const auto visit = [&](auto* layer) {
+    if (layer == nullptr) return;
+    use(layer->weight, "weight");
+    if constexpr (requires { layer->bias.defined(); }) use(layer->bias, "bias");
+  };
+  (visit(dynamic_cast<Layers*>(&module)), ...);
+}
+
 class LayerWalk {
  public:
   void visit(nn::Module& module, const std::string& path, bool is_in_transformer) {
@@ -93,6 +104,26 @@ void reset(const Layer& layer) {
       if (parameter.dim() > 1) nn::init::xavier_uniform_(parameter);
     }
   }
+}
+
+RegisteredMembers::RegisteredMembers(const Layer& layer) {
+  for (nn::Module* const module : layer.modules) {
+    const auto registered = module->named_parameters(/*recurse=*/false);
+    const auto use = [&](at::Tensor& member, const std::string& key) {
+      const at::Tensor* const own = registered.find(key);
+      if (own != nullptr && !own->is_same(member))
+        assigned_.emplace_back(&member, std::exchange(member, *own));
+    };
+    for_members<nn::LinearImpl, nn::BilinearImpl, nn::EmbeddingImpl, nn::EmbeddingBagImpl,
+                nn::Conv1dImpl, nn::Conv2dImpl, nn::Conv3dImpl, nn::ConvTranspose1dImpl,
+                nn::ConvTranspose2dImpl, nn::ConvTranspose3dImpl, nn::LayerNormImpl,
+                nn::GroupNormImpl, nn::BatchNorm1dImpl, nn::BatchNorm2dImpl, nn::BatchNorm3dImpl,
+                nn::PReLUImpl>(*module, use);
+  }
+}
+
+RegisteredMembers::~RegisteredMembers() {
+  for (auto& [member, before] : assigned_) *member = before;
 }
 
 bool has_running_statistics(const nn::Module& module) {

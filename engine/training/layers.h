@@ -4,7 +4,10 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 namespace torch::nn {
 class Module;
@@ -26,6 +29,20 @@ std::vector<Layer> layers_in(torch::nn::Module& model);
 // Calls the layer's reset_parameters(), or what stands for it, if it is one of torch::nn's or
 // Weft's. Leaves other modules alone.
 void reset(const Layer& layer);
+
+// While it lives, the members `weight` and `bias` of torch::nn's layers are the parameters that the
+// layer has registered. Otherwise they may be another layer's, which the program has assigned to
+// them in order to share it.
+class RegisteredMembers {
+ public:
+  explicit RegisteredMembers(const Layer& layer);
+  ~RegisteredMembers();
+  RegisteredMembers(const RegisteredMembers&) = delete;
+  RegisteredMembers& operator=(const RegisteredMembers&) = delete;
+
+ private:
+  std::vector<std::pair<at::Tensor*, at::Tensor>> assigned_;  // a member, and what it was
+};
 
 // True for layers that update running statistics in forward.
 bool has_running_statistics(const torch::nn::Module& module);

@@ -90,7 +90,7 @@ class MarkedMemory {
 
 // While it lives, the members of a layer have memory of their own, whole: those that are on meta
 // memory on `device` for values to come, if there is a device. The others have memory that is
-// thrown away, so that they keep their values.
+// thrown away, so that they keep their values. The module's parameters() are the members.
 class Scratch {
  public:
   Scratch(std::vector<Entry> entries, std::optional<c10::Device> device)
@@ -105,8 +105,7 @@ class Scratch {
       if (!entry.is_new) member.zero_();
     }
     for (const Entry& entry : entries_) {
-      if (entry.owner.unit && lent_.contains(key_of(entry)))
-        shard::parameter_entry(*entry.module, entry.key) = entry.member();
+      if (entry.owner.unit) shard::parameter_entry(*entry.module, entry.key) = entry.member();
     }
   }
   ~Scratch() { give_back(); }
@@ -146,8 +145,8 @@ class Scratch {
   Lents give_back() {
     for (const Entry& entry : entries_) {
       const auto found = lent_.find(key_of(entry));
-      if (found == lent_.end()) continue;
-      shard::put_into(entry.member(), found->second.before, found->second.dtype);
+      if (found != lent_.end())
+        shard::put_into(entry.member(), found->second.before, found->second.dtype);
       if (entry.owner.unit) shard::parameter_entry(*entry.module, entry.key) = entry.tensor;
     }
     return std::exchange(lent_, {});
@@ -211,6 +210,7 @@ void require_known(const std::vector<Layer>& layers) {
   for (const Layer& layer : layers) {
     const auto entries = entries_of(layer);
     const Scratch others(entries, std::nullopt);
+    const RegisteredMembers members(layer);
     std::vector<std::uint32_t> versions;
     for (const Entry& entry : entries)
       versions.push_back(static_cast<std::uint32_t>(entry.member()._version()));
@@ -277,6 +277,7 @@ class Materialization {
       static Mutex mutex;
       MutexLock lock(mutex);
       const SeededGenerators seeded({device_}, seed_of(seed_, layer.name));
+      const RegisteredMembers members(layer);
       reset(layer);
       for (auto module = layer.modules.rbegin(); init_ && module != layer.modules.rend(); ++module)
         call_init(**module);

@@ -269,6 +269,20 @@ TEST(Checkpointed, MistakesAreNamed) {
   EXPECT_THROW(z.sum().backward(), c10::Error);
 }
 
+TEST(Checkpointed, ATensorThatWouldGetNoGradientIsRefused) {
+  nn::Linear shared(8, 8);
+  nn::Linear borrowing(8, 8);
+  borrowing->weight = shared->weight;  // and not registered
+  const auto y = checkpointed(borrowing, torch::ones({1, 8}));
+  const Error error = error_of([&] { y.sum().backward(); });
+  EXPECT_EQ(error.blame(), Blame::Caller);
+  EXPECT_THAT(error.text(), HasSubstr("a tensor of shape [8, 8] that requires a gradient"));
+  // An argument of the program's graph reaches its leaves by itself.
+  nn::Linear plain(8, 8);
+  checkpointed(plain, shared(torch::ones({1, 8}))).sum().backward();
+  EXPECT_TRUE(shared->weight.grad().defined());
+}
+
 TEST(Checkpointed, AModuleMayReturnItsArgumentOrAView) {
   nn::Sequential identity(nn::Identity(), nn::Flatten(nn::FlattenOptions().start_dim(0)));
   auto x = numbers({2, 8}, 1).requires_grad_();

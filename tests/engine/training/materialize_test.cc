@@ -286,6 +286,42 @@ TEST(MaterializeOnRanks, AnyNumberOfRanksHasTheSameValues) {
   }
 }
 
+// A head whose member is the embedding's weight, while its own stays registered.
+struct AssignedImpl : nn::Module {
+  AssignedImpl()
+      : words(register_module("words", nn::Embedding(11, 8))),
+        head(register_module("head", nn::Linear(8, 11))) {
+    head->weight = words->weight;
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return head(words(x)); }
+  nn::Embedding words;
+  nn::Linear head;
+};
+TORCH_MODULE(Assigned);
+
+TEST(MaterializeOnRanks, AWeightThatIsAssignedKeepsTheValuesOfItsLayer) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    for (const bool has_init : {false, true}) {
+      std::function<void(nn::Module&)> init;
+      if (has_init) {
+        init = [](nn::Module& module) {
+          if (auto* const linear = module.as<nn::Linear>()) linear->weight.fill_(3);
+        };
+      }
+      auto plain = on_meta([] { return Assigned(); });
+      materialize(*plain, 7, init);
+      EXPECT_TRUE(plain->head->weight.is_same(plain->words->weight));
+      EXPECT_GT(plain->head->weight.std().item<double>(), 0.5);  // an embedding's
+      auto model = on_meta([] { return Assigned(); });
+      FullyShardedDataParallel sharded(model, group);
+      materialize(*model, 7, init);
+      EXPECT_TRUE(are_equal(whole(*model), copies(plain->parameters())));
+      const auto x = torch::arange(4);
+      EXPECT_TRUE(torch::equal(sharded(x), plain->forward(x)));
+    }
+  });
+}
+
 TEST(MaterializeOnRanks, AModelOnMetaTrainsAsOneThatIsNot) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     const auto train = [&](auto& wrapped, const auto& parameters) {
