@@ -22,6 +22,8 @@ namespace {
 
 // Linux reads less than 2 GiB in one call.
 constexpr std::uint64_t kPiece = std::uint64_t{8} << 20;
+// So much is read and then added to a checksum while the processor's caches have it.
+constexpr std::uint64_t kInCache = std::uint64_t{1} << 20;
 // Files with so much data go past the page cache.
 constexpr std::uint64_t kLarge = std::uint64_t{1} << 20;
 
@@ -167,19 +169,25 @@ void SliceFile::read(const SavedSlice& saved, std::uint64_t from, std::uint64_t 
   const Slice& slice = saved.slice;
   const std::uint64_t data = data_ + slice.begin;
   if (saved.checksums.empty()) return get(file_, path_, to, bytes, data + from);
-  std::vector<char> aside;  // a chunk of which only a part is wanted
-  for (std::uint64_t begin = from / kChunk * kChunk; begin < from + bytes; begin += kChunk) {
-    const std::uint64_t chunk = std::min(kChunk, slice.bytes - begin);
-    const std::uint64_t first = std::max(begin, from);
-    const std::uint64_t wanted = std::min(begin + chunk, from + bytes) - first;
-    if (wanted < chunk) aside.resize(chunk);
-    char* const place = wanted < chunk ? aside.data() : to + (begin - from);
-    if (begin + chunk < from + bytes)
-      prefetch(saved, begin + chunk, std::min(kChunk, slice.bytes - begin - chunk));
-    get(file_, path_, place, chunk, data + begin);
-    if (digest_of(place, chunk) != saved.checksums[begin / kChunk])
+  std::vector<char> aside;  // for pieces of which only a part is wanted
+  for (std::uint64_t chunk = from / kChunk * kChunk; chunk < from + bytes; chunk += kChunk) {
+    const std::uint64_t end = std::min(chunk + kChunk, slice.bytes);
+    if (end < from + bytes) prefetch(saved, end, std::min(kChunk, slice.bytes - end));
+    codec::Digest digest;
+    for (std::uint64_t at = chunk; at < end; at += kInCache) {
+      const std::uint64_t piece = std::min(kInCache, end - at);
+      const std::uint64_t first = std::max(at, from);
+      const std::uint64_t last = std::min(at + piece, from + bytes);
+      const bool is_whole = first == at && last == at + piece;
+      if (!is_whole) aside.resize(kInCache);
+      char* const place = is_whole ? to + (at - from) : aside.data();
+      get(file_, path_, place, piece, data + at);
+      digest.add(place, piece);
+      if (!is_whole && first < last)
+        std::memcpy(to + (first - from), place + (first - at), last - first);
+    }
+    if (digest.text() != saved.checksums[chunk / kChunk])
       damaged(path_, "the checksum of '" + slice.name + "' differs");
-    if (wanted < chunk) std::memcpy(to + (first - from), place + (first - begin), wanted);
   }
 }
 

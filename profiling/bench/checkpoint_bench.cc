@@ -229,6 +229,8 @@ int main(int argc, char** argv) {
     } else if (i + 1 < argc && std::strcmp(argv[i], "--folder") == 0) {
       bench.folder = argv[++i];
     } else {
+      if (std::strcmp(argv[i], "--help") == 0)
+        std::printf("also: [--mib N (of parameters and state)] [--folder DIR (on the disk)]\n");
       rest.push_back(argv[i]);
     }
   }
