@@ -10,6 +10,7 @@
 
 #include <weft/engine/checkpoint/host_memory.h>
 #include <weft/engine/checkpoint/new_file.h>
+#include <weft/engine/checkpoint/slice_file.h>
 #include <weft/tests/harness/folder.h>
 
 #include "checkpoints.h"
@@ -24,7 +25,13 @@ using ::testing::HasSubstr;
 
 at::Tensor filled(std::uint64_t bytes, int seed) {
   const at::Tensor memory = paged_bytes(bytes);
-  return memory.copy_(at::arange(static_cast<std::int64_t>(bytes)).remainder(251) + seed);
+  constexpr std::int64_t kPeriod = 251 * 4'099;
+  const at::Tensor pattern = (at::arange(kPeriod).remainder(251) + seed).to(at::kByte);
+  for (std::int64_t at = 0; at < memory.numel(); at += kPeriod) {
+    const std::int64_t part = std::min(kPeriod, memory.numel() - at);
+    memory.narrow(0, at, part).copy_(pattern.narrow(0, 0, part));
+  }
+  return memory;
 }
 
 std::string text_of(const at::Tensor& memory) {
@@ -95,6 +102,29 @@ TEST(NewFileTest, ExistingFileIsRefused) {
   EXPECT_EQ(harness::error_of([&] { const NewFile file(folder.path() + "/old", true); }).blame(),
             Blame::Caller);
   EXPECT_EQ(content_of(folder.path() + "/old"), "x");
+}
+
+TEST(SliceFileTest, ReadsPartsOfChunks) {
+  const harness::Folder folder;
+  const std::uint64_t bytes = checkpoint::kChunk + (3 << 20);
+  const at::Tensor data = filled(bytes, 1);
+  checkpoint::SavedSlice saved;
+  saved.slice = {"large", at::kByte, {static_cast<std::int64_t>(bytes)}, {0}, 0, bytes};
+  const auto written =
+      checkpoint::write_slices(folder.path(), "file", {saved}, data.const_data_ptr(), bytes);
+  EXPECT_EQ(written.slices.front().checksums.size(), 2U);
+  EXPECT_EQ(written.data % NewFile::kBlock, 0U);
+  const checkpoint::SliceFile file(folder.path(), written);
+  using Part = std::pair<std::uint64_t, std::uint64_t>;
+  for (const auto& [from, size] :
+       {Part{0, 1}, Part{bytes - 1, 1}, Part{checkpoint::kChunk - 5, 2 << 20},
+        Part{(1 << 20) + 7, checkpoint::kChunk}, Part{0, bytes}}) {
+    const at::Tensor part = paged_bytes(size);
+    file.read(written.slices.front(), from, size, part.mutable_data_ptr());
+    EXPECT_TRUE(part.equal(
+        data.narrow(0, static_cast<std::int64_t>(from), static_cast<std::int64_t>(size))))
+        << from;
+  }
 }
 
 TEST(KeptMemory, IsTakenOnceIfItFits) {
