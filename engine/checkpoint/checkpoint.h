@@ -360,6 +360,8 @@ struct SaveOptions {
 };
 
 // A checkpoint that is being written. It is not collective: ranks call its functions at any time.
+// While it lives, it keeps the memory of its copies for the next save_async(), which is then
+// faster: assign that to the same variable.
 class WEFT_API [[nodiscard]] Saving {
  public:
   // Nothing is being written.
@@ -412,8 +414,8 @@ WEFT_API bool exists(const std::string& path, ProcessGroup group);
 // FOLDER (the newest whole checkpoint in it; a warning names a newer one that was cut off),
 // FOLDER/NUMBER, or a folder of safetensors files of PyTorch's HuggingFaceStorageWriter. Of a file,
 // rank 0 sends the bytes; of a folder, each rank reads what it needs, of sharded parameters its own
-// rows, and what is read is compared with its checksums. So all ranks continue from the same state; each rank copies it to the devices
-// of its own module and optimizer.
+// rows, and what is read is compared with its checksums. So all ranks continue from the same state;
+// each rank copies it to the devices of its own module and optimizer.
 //
 // All or nothing: names, shapes and dtypes are compared on every rank before anything changes.
 // Throws Caller on all ranks, with the difference, if the parts do not fit on one rank, and if it
