@@ -28,7 +28,7 @@ namespace {
 namespace nn = torch::nn;
 using weft::bench::now;
 
-constexpr int kWarmUp = 3;
+constexpr int kWarmUp = 2;
 constexpr std::int64_t kWidth = 512, kTokens = 32;
 
 struct BlockImpl : nn::Module {
@@ -63,7 +63,7 @@ Model make(const std::string& name) {
     for (int i = 0; i < 8; ++i) model.net->push_back(Block());
     model.net->push_back(nn::LayerNorm(nn::LayerNormOptions({kWidth})));
     model.inputs = torch::randn({4, kTokens, kWidth});
-    model.steps = 6;
+    model.steps = 4;
   } else {
     const std::vector<std::int64_t> widths{784, 4096, 4096, 1024, 10};
     for (std::size_t i = 0; i + 1 < widths.size(); ++i) {
@@ -71,7 +71,7 @@ Model make(const std::string& name) {
       model.net->push_back(nn::ReLU());
     }
     model.inputs = torch::randn({32, widths.front()});
-    model.steps = 12;
+    model.steps = 8;
   }
   return model;
 }
@@ -240,7 +240,7 @@ void measure(const std::string& model, weft::bench::Report& report) {
 
 int main(int argc, char** argv) {
   if (argc == 4 && std::strcmp(argv[1], "--worker") == 0) return work(argv[2], argv[3]);
-  weft::bench::Report report("fsdp", argc, argv, /*default_runs=*/5, /*takes_before=*/true);
+  weft::bench::Report report("fsdp", argc, argv, /*default_runs=*/3, /*takes_before=*/true);
   for (const std::string model : {"blocks", "mlp"}) {
     if (report.wants(model)) measure(model, report);
   }

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-WARM_UP = 3
+WARM_UP = 2
 WIDTH, TOKENS = 512, 32
 
 
@@ -50,13 +50,13 @@ base = value("VmRSS")
 if name == "blocks":
     net = nn.Sequential(*(Block() for _ in range(8)), nn.LayerNorm(WIDTH))
     units = list(net[:8])
-    inputs, steps = torch.randn(4, TOKENS, WIDTH), 6
+    inputs, steps = torch.randn(4, TOKENS, WIDTH), 4
 else:
     widths = (784, 4096, 4096, 1024, 10)
     layers = [nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
     net = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
     units = layers
-    inputs, steps = torch.randn(32, widths[0]), 12
+    inputs, steps = torch.randn(32, widths[0]), 8
 if setting == "fsdp":
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for unit in units:
