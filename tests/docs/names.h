@@ -52,8 +52,18 @@ extern torch::nn::Sequential model;
 extern weft::ProcessGroup& group;
 extern at::Tensor inputs, tensor;
 at::Tensor loss_of(at::Tensor outputs);
-struct BlockImpl : torch::nn::Module {};
+struct BlockImpl : torch::nn::Module {
+  at::Tensor forward(at::Tensor x);
+};
 TORCH_MODULE(Block);
+extern std::vector<Block> blocks;
+extern at::Tensor x;
+struct NetImpl : torch::nn::Module {};
+TORCH_MODULE(Net);
+extern Net net;
+struct RmsNorm : torch::nn::Module {
+  at::Tensor weight;
+};
 }  // namespace docs::large_models
 
 namespace docs::rpc {
