@@ -53,7 +53,7 @@ class Load {
     }
   }
 
-  void read() { read_slices(folder_, std::move(reads_)); }
+  void read() { read_slices(folder_, std::move(reads_), static_cast<std::size_t>(group_.rank())); }
 
   // Compares what was read with the parts, and changes nothing.
   std::vector<Commit> stage() const {

@@ -65,11 +65,19 @@ void add_reads(const SavedTensor& tensor, const at::Tensor& to, std::int64_t fir
   }
 }
 
-void read_slices(const std::string& folder, std::vector<SliceRead> reads) {
+void read_slices(const std::string& folder, std::vector<SliceRead> reads, std::size_t begin) {
   const c10::AutoGradMode no_grad(false);
   std::ranges::sort(reads, [](const SliceRead& a, const SliceRead& b) {
     return a.file != b.file ? a.file < b.file : a.saved->slice.begin < b.saved->slice.begin;
   });
+  std::vector<std::size_t> firsts;  // of each file's reads
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    if (i == 0 || reads[i - 1].file != reads[i].file) firsts.push_back(i);
+  }
+  if (!firsts.empty()) {
+    const auto first = static_cast<std::ptrdiff_t>(firsts[begin % firsts.size()]);
+    std::ranges::rotate(reads, reads.begin() + first);
+  }
   std::optional<SliceFile> open;
   std::size_t ahead = 0;      // the first read that was not announced
   std::uint64_t waiting = 0;  // bytes that were announced and not read

@@ -24,7 +24,9 @@ struct SliceRead {
 void add_reads(const SavedTensor& tensor, const at::Tensor& to, std::int64_t first,
                std::vector<SliceRead>& reads);
 
-// Reads file by file, in the order in which the slices are there. Throws as SliceFile does.
-void read_slices(const std::string& folder, std::vector<SliceRead> reads);
+// Reads file by file, in the order in which the slices are there, from the file `begin` on (modulo
+// their number): ranks that read the same files do not read the same one at the same time. Throws
+// as SliceFile does.
+void read_slices(const std::string& folder, std::vector<SliceRead> reads, std::size_t begin = 0);
 
 }  // namespace weft::checkpoint
