@@ -6,6 +6,9 @@
 // The shards own their unit together with the sharded model; the whole parameters, which the
 // modules' members hold, refer to it weakly. The model's mutex guards it. start_gather() and free()
 // do not block; finish_gather() makes the host (CPU) or the current stream (CUDA) wait.
+//
+// It has 26 functions, because nine of them only read what the unit was made of, and all others
+// change one state: which memory the parameters have.
 #pragma once
 
 #include <atomic>
