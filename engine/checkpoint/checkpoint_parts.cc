@@ -356,9 +356,6 @@ void save_part(OutputArchive& archive, const Part& part, Copies copies) {
   archive.write(key_of(part.name()), inner);
 }
 
-namespace {
-
-// What is copied to the meta device is lost.
 void require_values(const torch::nn::Module& module, const std::string& part) {
   const auto check = [&](const auto& items) {
     for (const auto& item : items) {
@@ -371,8 +368,6 @@ void require_values(const torch::nn::Module& module, const std::string& part) {
   check(module.named_parameters());
   check(module.named_buffers());
 }
-
-}  // namespace
 
 std::shared_ptr<void> hold_whole(const Part& part, bool writable) {
   const auto& content = Contents::of(part);

@@ -27,6 +27,9 @@ namespace weft::checkpoint {
 // of the parts, as errors show them.
 std::vector<std::string> check_names(const std::vector<Part>& parts);
 
+// Throws Caller if a parameter or buffer is on the meta device: what is copied to it is lost.
+void require_values(const torch::nn::Module& module, const std::string& part);
+
 // The part's optimizer if its state is spread over ranks; null otherwise.
 parallel::ShardedOptimizer* sharded_optimizer_of(const Part& part);
 

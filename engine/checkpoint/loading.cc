@@ -37,6 +37,8 @@ std::string quoted_names(const Manifest& manifest, const Tensors& tensors) {
   return text.empty() ? "no parts" : text;
 }
 
+constexpr std::ptrdiff_t kMostLevels = 1000;
+
 class Load {
  public:
   Load(const std::string& folder, const Manifest& manifest, const ProcessGroup& group)
@@ -45,7 +47,8 @@ class Load {
   // Throws Caller if the checkpoint does not have the parts; makes memory for their values.
   void request(const std::vector<Part>& parts) {
     for (const Part& part : parts) {
-      if (Contents::is_per_rank(part) && group_.rank() >= manifest_.ranks) continue;
+      if (Contents::is_per_rank(part) && manifest_.ranks > 0 && group_.rank() >= manifest_.ranks)
+        continue;
       check_presence(part);
       const auto failure = group::error_of([&] { request(part); });
       if (failure) throw failure->within("part '" + part.name() + "'");
@@ -98,12 +101,17 @@ class Load {
 
   // Makes memory for the part's values and notes what to read into it.
   void request(const Part& part) {
+    if (const auto* const module = std::get_if<torch::nn::Module*>(&Contents::of(part)))
+      require_values(**module, part.name());
     const std::string prefix = prefix_of(part, group_.rank());
     const PartRows rows(part, prefix);
     for (auto at = tensors_.lower_bound(prefix);
          at != tensors_.end() && at->first.starts_with(prefix); ++at) {
       const auto& [name, tensor] = *at;
       if (!is_needed(part, prefix, name, group_.rank())) continue;
+      // Each dot is a level of the archive that the values are put into.
+      if (std::ranges::count(name, '.') > kMostLevels)
+        throw Error(Blame::Caller, "a name of the checkpoint has too many dots");
       std::vector<std::int64_t> shape = tensor.shape;
       const auto own = needed_rows(rows, prefix, name, tensor);
       if (own) shape.front() = own->count;
@@ -160,8 +168,11 @@ void share_manifest(std::string& folder, Manifest& manifest, ProcessGroup& group
   const int ranks = broadcast_object(manifest.ranks, 0, group);
   folder = broadcast_object(folder, 0, group);
   if (ranks == 0) manifest.ranks = 1;  // as parse_manifest() demands
-  const std::string text =
-      broadcast_object(group.rank() == 0 ? encode(manifest) : std::string(), 0, group);
+  std::string text;                    // not of a name that is not UTF-8
+  group::agree(group, group::error_of([&] {
+                 if (group.rank() == 0) text = encode(manifest);
+               }));
+  text = broadcast_object(text, 0, group);
   group::agree(group, group::error_of([&] { manifest = parse_manifest(text); }));
   manifest.ranks = ranks;
 }

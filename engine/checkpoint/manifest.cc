@@ -103,19 +103,21 @@ void check_slices(const std::string& name, SavedTensor& tensor) {
   std::ranges::stable_sort(slices, {},
                            [](const auto& place) { return place.slice->slice.offsets; });
   // Slices that together have the tensor's bytes and do not overlap leave no hole. Of slices in
-  // order only neighbours can overlap if they are rows.
-  const bool are_rows = std::ranges::all_of(slices, [&](const auto& place) {
+  // order only neighbours can overlap if they are rows; one without elements would separate them.
+  auto filled = slices;
+  std::erase_if(filled, [](const auto& place) { return place.slice->slice.bytes == 0; });
+  const bool are_rows = std::ranges::all_of(filled, [&](const auto& place) {
     const auto& shape = place.slice->slice.shape;
     return std::equal(shape.begin() + (shape.empty() ? 0 : 1), shape.end(),
                       tensor.shape.begin() + (shape.empty() ? 0 : 1), tensor.shape.end());
   });
-  if (!are_rows && slices.size() > kMostBoxes) refuse("'" + name + "' has too many slices");
-  for (std::size_t i = 0; i < slices.size(); ++i) {
-    const std::size_t end = are_rows ? std::min(i + 2, slices.size()) : slices.size();
+  if (!are_rows && filled.size() > kMostBoxes) refuse("'" + name + "' has too many slices");
+  for (std::size_t i = 0; i < filled.size(); ++i) {
+    const std::size_t end = are_rows ? std::min(i + 2, filled.size()) : filled.size();
     for (std::size_t k = i + 1; k < end; ++k) {
-      if (overlap(slices[i].slice->slice, slices[k].slice->slice)) {
-        refuse("the slices of '" + name + "' in '" + slices[i].file->name + "' and '" +
-               slices[k].file->name + "' overlap");
+      if (overlap(filled[i].slice->slice, filled[k].slice->slice)) {
+        refuse("the slices of '" + name + "' in '" + filled[i].file->name + "' and '" +
+               filled[k].file->name + "' overlap");
       }
     }
   }

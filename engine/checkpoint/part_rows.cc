@@ -11,6 +11,7 @@
 #include <weft/engine/checkpoint/part_rows.h>
 #include <weft/engine/checkpoint/part_values.h>
 #include <weft/engine/group/access.h>
+#include <weft/engine/group/collective_error.h>
 #include <weft/engine/group/objects.h>
 #include <weft/engine/shard/libtorch_internals.h>
 #include <weft/engine/shard/unit.h>
@@ -91,11 +92,25 @@ void PartRows::mark(Value& value) const {
   const std::vector<std::int64_t> sizes = sizes_in_file(*own, value.kind);
   std::vector<std::int64_t> shape = sizes;
   if (!is_scalar) shape.front() = own->rows.count;
-  if (value.tensor.sizes() != at::IntArrayRef(shape)) return;
+  if (value.tensor.sizes() != at::IntArrayRef(shape)) {
+    const bool is_tensor = value.kind.empty() || value.kind == kComplex;
+    if (is_state(value.name) && own->holders > 1 && is_tensor && value.tensor.dim() > 0) {
+      throw Error(
+          Blame::Caller,
+          "'" + value.name +
+              "' is the optimizer's state of a sharded parameter and not of "
+              "the parameter's shape, so the ranks' values cannot be put together; save_async "
+              "cannot write this optimizer of a sharded model");
+    }
+    return;
+  }
   // A scalar is on every rank, and of a value without elements no rank has rows.
   const bool has_rows = !is_scalar && std::ranges::find(sizes, 0) == sizes.end();
   value.writer = has_rows ? Writer::Own : Writer::First;
-  if (!has_rows) return;
+  if (!has_rows) {
+    if (!is_scalar) value.tensor = value.tensor.new_empty(sizes);
+    return;
+  }
   value.rows = *own;
   value.rows->sizes = sizes;
 }
@@ -122,10 +137,12 @@ void divide_equal_rows(std::vector<Value>& values, ProcessGroup& group) {
       if (holder == rows.holder) with_equal.push_back(rank);
     }
     if (static_cast<int>(present.size()) != rows.holders) {
-      throw Error(Blame::Caller,
-                  "'" + sharded[i]->name + "' is sharded over " + std::to_string(rows.holders) +
-                      " ranks, and only some of its rows are on ranks of this group; "
-                      "save by a group that has all of those ranks");
+      group::throw_together(
+          group,
+          Error(Blame::Caller, "'" + sharded[i]->name + "' is sharded over " +
+                                   std::to_string(rows.holders) +
+                                   " ranks, and only some of its rows are on ranks of this group; "
+                                   "save by a group that has all of those ranks"));
     }
     const auto place = std::ranges::find(with_equal, group.rank()) - with_equal.begin();
     const shard::Rows part = shard::rows_of(rows.rows.count, static_cast<int>(place),

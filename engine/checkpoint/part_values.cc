@@ -145,15 +145,17 @@ class Walk {
     if (!module.hasattr("state") || !module.hasattr("param_groups")) return false;
     const auto groups = module.attr("param_groups").toModule();
     const std::int64_t count = groups.attr("param_groups/size").toTensor().item<std::int64_t>();
+    // A parameter that is listed twice has two numbers; its state has the first.
     std::map<std::string, std::int64_t> indices;
+    std::int64_t next = 0;
     for (std::int64_t g = 0; g < count; ++g) {
       const auto group = groups.attr("param_groups/" + std::to_string(g)).toModule();
       const std::string name = prefix + "param_groups." + std::to_string(g) + ".";
       std::vector<std::int64_t> own;
       const std::int64_t size = group.attr("params/size").toTensor().item<std::int64_t>();
       for (std::int64_t i = 0; i < size; ++i) {
-        own.push_back(static_cast<std::int64_t>(indices.size()));
-        indices.emplace(group.attr("params/" + std::to_string(i)).toStringRef(), own.back());
+        indices.emplace(group.attr("params/" + std::to_string(i)).toStringRef(), next);
+        own.push_back(next++);
       }
       values_.push_back({name + "params", at::tensor(own, at::kLong), "", Writer::First, {}});
       all(group.attr("options").toModule(), name, Writer::First);

@@ -14,6 +14,7 @@
 
 #include <weft/base/make_error.h>
 #include <weft/engine/checkpoint/checkpoint_file.h>
+#include <weft/engine/checkpoint/checkpoint_parts.h>
 #include <weft/engine/checkpoint/folder.h>
 #include <weft/engine/checkpoint/json_reading.h>
 #include <weft/engine/checkpoint/loading.h>
@@ -121,6 +122,7 @@ class Match {
  public:
   Match(torch::nn::Module& module, const Tensors& tensors, const SafetensorsOptions& options)
       : tensors_(tensors), options_(options), rows_(Part(kPart, module), kPart) {
+    require_values(module, kPart);
     for (const auto& item : module.named_parameters()) add(item.key(), item.value());
     for (const auto& item : module.named_buffers()) {
       if (item.value().defined()) add(item.key(), item.value());

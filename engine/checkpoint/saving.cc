@@ -117,6 +117,7 @@ class Job {
   // Rank 0 hears of all ranks, writes the manifest, and tells them. It returns when all have heard:
   // the store may end with it.
   void lead(const std::string& own) {
+    if (group_.size() > 1) set("written", "");
     const Deadline deadline = Deadline::in(group::timeout_of(group_));
     std::optional<Error> failure;
     for (int rank = 0; rank < group_.size(); ++rank) {
@@ -132,8 +133,10 @@ class Job {
       // The checkpoint is whole, or has failed, by now: a rank that is lost later changes nothing.
       const auto untold = error_of([&] {
         set("end", told(failure, ""));
+        const Deadline heard = Deadline::in(group::timeout_of(group_));
         for (int rank = 1; rank < group_.size(); ++rank)
-          get("heard/" + std::to_string(rank), deadline, rank);
+          get("heard/" + std::to_string(rank), heard, rank);
+        store().erase(key_ + "written");
         store().erase(key_ + "end/0");
         store().erase(key_ + "end");
       });
@@ -145,7 +148,9 @@ class Job {
 
   void follow(const std::string& own) {
     set(std::to_string(group_.rank()), own);
-    const std::string said = get("end", Deadline::in(group::timeout_of(group_)), 0);
+    // Rank 0 waits for the others from then on, and it alone decides that one of them is late.
+    get("written", Deadline::in(group::timeout_of(group_)), 0);
+    const std::string said = get("end", Deadline::in(2 * group::timeout_of(group_)), 0);
     set("heard/" + std::to_string(group_.rank()), "");
     heard(said);
   }
@@ -183,10 +188,13 @@ class Job {
     } catch (const Error& error) {
       if (error.blame() != Blame::Timeout) throw;
       throw Error(Blame::Timeout,
-                  "rank " + std::to_string(from) + " has not written its part of the checkpoint '" +
+                  "rank " + std::to_string(from) +
+                      (key == "end" ? " has not said what became of the checkpoint '"
+                                    : " has not written its part of the checkpoint '") +
                       checkpoint_ + "' in " + describe_wait(group::timeout_of(group_)) +
                       " after this rank; look at what it does. If its disk is slow, give "
-                      "ProcessGroupOptions::timeout more time. The previous checkpoint is whole")
+                      "ProcessGroupOptions::timeout more time. The previous checkpoint stays until "
+                      "a new one is whole")
           .with_ranks({from});
     }
   }
@@ -347,6 +355,22 @@ struct Saving::State {
   bool is_known = false;  // wait() has thrown the error
 };
 
+namespace {
+
+// Values are named "PART.VALUE".
+void refuse_ambiguous(const std::vector<Part>& parts) {
+  for (const Part& one : parts) {
+    for (const Part& other : parts) {
+      if (!other.name().starts_with(one.name() + ".")) continue;
+      throw Error(Blame::Caller, "the values of the part '" + other.name() +
+                                     "' would have names like those of '" + one.name() +
+                                     "'; rename one of them");
+    }
+  }
+}
+
+}  // namespace
+
 struct SavingAccess {
   static Saving begin(const std::string& folder, ProcessGroup& group,
                       const std::vector<Part>& parts, const SaveOptions& options) {
@@ -360,6 +384,7 @@ struct SavingAccess {
                                                     std::to_string(options.keep) +
                                                     "; keep at least 1 checkpoint");
                    names = check_names(parts);
+                   refuse_ambiguous(parts);
                  }));
     compare_names(group, names, {});
     group::agree(group, error_of([&] { values = values_of_parts(parts, group); }));

@@ -137,6 +137,22 @@ TEST(SavedManifest, HolesAndOverlapsAreRefused) {
   };
   EXPECT_THAT(text_of([&](Manifest& m) { second(m).offsets = {1, 0}; }), HasSubstr("overlap"));
   EXPECT_THAT(text_of([&](Manifest& m) { second(m).offsets = {3, 0}; }), HasSubstr("is missing"));
+  // Rows 1 and 2 twice and row 4 never, with an empty slice between the two that overlap.
+  EXPECT_THAT(text_of([&](Manifest& m) {
+                second(m).offsets = {1, 0};
+                SavedSlice empty = m.files[0].slices[0];
+                empty.slice.shape = {0, 3};
+                empty.slice.offsets = {0, 0};
+                empty.slice.begin = empty.slice.bytes = 0;
+                empty.checksums = {};
+                m.files[0].slices.push_back(empty);
+                SavedSlice last = m.files[1].slices[0];
+                last.slice.shape = {1, 3};
+                last.slice.offsets = {4, 0};
+                last.slice.bytes = 12;
+                m.files[1].slices.push_back(last);
+              }),
+              HasSubstr("overlap"));
   EXPECT_THAT(text_of([&](Manifest& m) { second(m).offsets = {2, 1}; }), HasSubstr("is missing"));
   EXPECT_THAT(text_of([&](Manifest& m) { second(m).offsets = {-1, 0}; }), HasSubstr("negative"));
   EXPECT_THAT(text_of([&](Manifest& m) { second(m).offsets = {2}; }), HasSubstr("do not fit"));
