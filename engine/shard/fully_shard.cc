@@ -12,6 +12,7 @@
 #include <weft/base/log.h>
 #include <weft/engine/ddp/model_state.h>
 #include <weft/engine/group/access.h>
+#include <weft/engine/group/collective_error.h>
 #include <weft/engine/group/shard_groups.h>
 #include <weft/engine/shard/fully_shard.h>
 #include <weft/engine/shard/libtorch_internals.h>
@@ -303,12 +304,25 @@ struct FullParameters::State {
   std::vector<std::shared_ptr<shard::Unit>> units;
   bool writable = false;
 
+  static void keep_rows(const Swapped& item) noexcept {
+    const shard::UnitParameter& parameter = item.unit->parameters()[item.place];
+    const auto failure = group::error_of([&] {
+      if (item.whole.sizes() != at::IntArrayRef(parameter.sizes)) {
+        throw Error(Blame::Caller, "it has another shape now; change values, not shapes");
+      }
+      item.shard.copy_(item.unit->rows_of_whole(item.place, item.whole));
+    });
+    if (failure) {
+      log::error("FullParameters: parameter '" + parameter.name +
+                 "' keeps the values that it had: " + failure->text());
+    }
+  }
+
   void end() noexcept {
     const c10::AutoGradMode no_grad(false);
     std::unordered_set<const void*> written;
     for (const Swapped& item : swapped) {
-      if (writable && written.insert(item.shard.unsafeGetTensorImpl()).second)
-        item.shard.copy_(item.unit->rows_of_whole(item.place, item.whole));
+      if (writable && written.insert(item.shard.unsafeGetTensorImpl()).second) keep_rows(item);
       item.shard.set_requires_grad(item.whole.requires_grad());
       shard::parameter_entry(*item.module, item.key) = item.shard;
     }
@@ -319,7 +333,6 @@ struct FullParameters::State {
 FullParameters::FullParameters(torch::nn::Module& model, bool writable)
     : state_(std::make_unique<State>()) {
   const c10::AutoGradMode no_grad(false);
-  state_->writable = writable;
   auto units = shard::units_in(model);
   for (const auto& unit : units) {
     if (!unit->is_held()) unit->shards();  // or throws
@@ -330,21 +343,22 @@ FullParameters::FullParameters(torch::nn::Module& model, bool writable)
       unit->hold();
       state_->units.push_back(unit);
     }
+    std::unordered_map<const shard::Unit*, std::vector<at::Tensor>> whole;
+    for (const auto& unit : units) whole[unit.get()] = unit->whole_values();
+    for (const shard::ParameterPlace& place : shard::places_in(model)) {
+      const auto [unit, index] = shard::owner_of(place.tensor);
+      if (!unit) continue;
+      at::Tensor& full = whole[unit.get()][index];
+      full.set_requires_grad(place.tensor.requires_grad());
+      state_->swapped.push_back(
+          {place.holder, place.module, place.key, place.tensor, full, unit, index});
+      shard::parameter_entry(*place.module, place.key) = full;
+    }
   } catch (...) {
     state_->end();
     throw;
   }
-  std::unordered_map<const shard::Unit*, std::vector<at::Tensor>> whole;
-  for (const auto& unit : units) whole[unit.get()] = unit->whole_values();
-  for (const shard::ParameterPlace& place : shard::places_in(model)) {
-    const auto [unit, index] = shard::owner_of(place.tensor);
-    if (!unit) continue;
-    at::Tensor& full = whole[unit.get()][index];
-    full.set_requires_grad(place.tensor.requires_grad());
-    state_->swapped.push_back(
-        {place.holder, place.module, place.key, place.tensor, full, unit, index});
-    shard::parameter_entry(*place.module, place.key) = full;
-  }
+  state_->writable = writable;
 }
 
 FullParameters::~FullParameters() { state_->end(); }

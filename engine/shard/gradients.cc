@@ -75,12 +75,14 @@ class ShardNode final : public torch::autograd::Node {
 
 class UnitNode final : public torch::autograd::Node {
  public:
-  UnitNode(Unit& unit, std::vector<std::size_t> parameters, bool synchronizes,
-           std::shared_ptr<Started> started)
+  // `version`: of the shards in the forward.
+  UnitNode(Unit& unit, std::vector<std::size_t> parameters, std::uint64_t version,
+           bool synchronizes, std::shared_ptr<Started> started)
       : Node(kFirst),
         unit_(unit.weak_from_this()),
         name_(unit.name()),
         parameters_(std::move(parameters)),
+        version_(version),
         synchronizes_(synchronizes),
         started_(std::move(started)) {}
   std::string name() const override { return "weft::FullyShardedDataParallel::Unit"; }
@@ -93,6 +95,13 @@ class UnitNode final : public torch::autograd::Node {
                       "' was destroyed before the backward of its forward; it must outlive it");
     }
     if (autograd::Pass::current() != nullptr) throw ShardedModel::refused_context();
+    // One rank may run such a backward alone, which must not begin a collective.
+    if (unit->is_held()) {
+      throw Error(Blame::Caller, "a backward reaches the parameters of unit '" + name_ +
+                                     "' while FullParameters lives; destroy that first, and run "
+                                     "the forward through the FullyShardedDataParallel");
+    }
+    model->require_version(*unit, version_);
     if (c10::GradMode::is_enabled()) {
       throw Error(Blame::Caller,
                   "a backward with create_graph reaches the parameters of unit '" + name_ +
@@ -111,6 +120,7 @@ class UnitNode final : public torch::autograd::Node {
   const std::weak_ptr<Unit> unit_;
   const std::string name_;
   const std::vector<std::size_t> parameters_;
+  const std::uint64_t version_;
   const bool synchronizes_;
   const std::shared_ptr<Started> started_;
 };
@@ -127,10 +137,13 @@ at::Tensor example(const std::vector<std::int64_t>& shape, at::ScalarType dtype,
                            at::TensorOptions(dtype).device(device));
 }
 
-// The tensor as AccumulateGrad would keep it: its own, dense memory.
+// The tensor in memory of its own, to which later gradients may be added: the engine may give two
+// views of one memory.
 at::Tensor own(at::Tensor gradient) {
-  return gradient.use_count() == 1 && gradient.is_non_overlapping_and_dense() ? std::move(gradient)
-                                                                              : gradient.clone();
+  const bool is_alone = gradient.use_count() == 1 && gradient.layout() == at::kStrided &&
+                        gradient.is_non_overlapping_and_dense() &&
+                        gradient.storage().use_count() == 1;
+  return is_alone ? std::move(gradient) : gradient.clone();
 }
 
 // Lays gradients out for a reduce-scatter: for each rank its rows of each slot, and then one number
@@ -263,7 +276,8 @@ void attach_nodes(Unit& unit, const std::vector<at::Tensor>& shards, bool synchr
   if (trained.empty()) return;
   auto started = std::make_shared<Started>();
   const auto node = make_node<ShardNode>(started, std::move(dtypes));
-  const auto whole = make_node<UnitNode>(unit, trained, synchronizes, std::move(started));
+  const auto whole =
+      make_node<UnitNode>(unit, trained, version_of(shards), synchronizes, std::move(started));
   for (const std::size_t i : trained) {
     const UnitParameter& parameter = unit.parameters()[i];
     node->add_input_metadata(
@@ -298,10 +312,13 @@ void GradientReducer::keep(const Unit& unit, const std::vector<std::size_t>& par
     at::Tensor& gradient = gradients[slot];
     if (!gradient.defined()) continue;
     at::Tensor& sum = kept[parameters[slot]];
+    // Added in the dtype in which they are reduced.
+    const auto dtype = reduced_in(unit, unit.parameters()[parameters[slot]]);
+    at::Tensor added = std::exchange(gradient, {}).to(dtype);
     if (!sum.defined()) {
-      sum = own(std::exchange(gradient, {}));
+      sum = own(std::move(added));
     } else {
-      sum.add_(std::exchange(gradient, {}));
+      sum.add_(added);
     }
   }
 }

@@ -214,7 +214,11 @@ void ShardedModel::note_order(GatherOrder& order, const std::vector<std::size_t>
 }
 
 void ShardedModel::require_unchanged(const Unit& unit) const {
-  if (version_of(unit.shards()) == versions_[unit.index]) return;
+  require_version(unit, versions_[unit.index]);
+}
+
+void ShardedModel::require_version(const Unit& unit, std::uint64_t version) {
+  if (version_of(unit.shards()) == version) return;
   throw Error(Blame::Caller,
               "parameters of unit '" + unit.name() +
                   "' were changed between a forward and its backward, which needs the values of "

@@ -48,6 +48,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   static void before_operator(const std::vector<Belongs>& used);
   static void after_change(const Belongs& parameter);
 
+  // Throws Caller if the shards have changed since they had this version.
+  static void require_version(const Unit& unit, std::uint64_t version);
   // Called by a unit's node: all gradients of these parameters are there. Null if the backward only
   // keeps them.
   std::shared_ptr<Reduction> take_gradients(Unit& unit, const std::vector<std::size_t>& parameters,

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <weft/tests/harness/ranks.h>
@@ -9,7 +10,9 @@ namespace weft::testing {
 namespace {
 
 using harness::As;
+using harness::error_of;
 using harness::run_ranks;
+using ::testing::HasSubstr;
 namespace nn = torch::nn;
 
 TEST(FullParametersTest, ParametersAndMembersAreWhole) {
@@ -91,6 +94,34 @@ TEST(FullParametersTest, MayLieBetweenForwardAndBackward) {
     whole(*net);
     loss.backward();
     EXPECT_TRUE(are_equal({net->parameters()[0].grad()}, expected));
+  });
+}
+
+TEST(FullParametersTest, RefusesABackwardOfTheModelItHolds) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto net = blocks(2);
+    FullyShardedDataParallel sharded(net, group);
+    sharded(torch::ones({4, 8})).sum().backward();
+    const FullParameters full(*net);
+    if (group.rank() == 1) return;  // not a collective
+    const auto loss = net->forward(torch::ones({4, 8})).sum();
+    EXPECT_THAT(error_of([&] { loss.backward(); }).text(), HasSubstr("while FullParameters lives"));
+  });
+}
+
+TEST(FullParametersTest, KeepsTheRowsOfAParameterThatGotAnotherShape) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    harness::LogWatch::current().allow("keeps the values that it had");
+    auto net = blocks(1);
+    const FullyShardedDataParallel sharded(net, group);
+    const auto before = copies(net->parameters());
+    {
+      const FullParameters full(*net, true);
+      const torch::NoGradGuard no_grad;
+      net->parameters()[0].set_(torch::ones({3, 8}));
+    }
+    EXPECT_TRUE(are_equal(copies(net->parameters()), before));
+    EXPECT_THAT(harness::LogWatch::current().text(), HasSubstr("keeps the values that it had"));
   });
 }
 

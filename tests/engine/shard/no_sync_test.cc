@@ -82,6 +82,28 @@ TEST(ShardedNoSync, TheNextBackwardAveragesWhatUnitsThatItDoesNotUseHaveKept) {
   });
 }
 
+// Both gradients are views of one tensor.
+struct TwoViewsImpl : nn::Module {
+  torch::Tensor first = register_parameter("first", torch::ones({4, 8}));
+  torch::Tensor second = register_parameter("second", torch::ones({4, 8}));
+  torch::Tensor forward(torch::Tensor x) {
+    return ((first.unsqueeze(0) + second.unsqueeze(0)) * x).sum();
+  }
+};
+
+TEST(ShardedNoSync, KeepsGradientsThatShareMemoryApart) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto model = std::make_shared<TwoViewsImpl>();
+    FullyShardedDataParallel sharded(model, group);
+    for (const bool quiet : {true, true, false}) {
+      const auto local = sharded.no_sync(quiet);
+      sharded(torch::ones({1, 4, 8})).backward();
+    }
+    for (const auto& shard : model->parameters())
+      EXPECT_TRUE(torch::equal(shard.grad(), torch::full_like(shard, 3)));
+  });
+}
+
 TEST(ShardedNoSync, MixesWithinOneBackward) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     for (const bool quiet_first : {true, false}) {

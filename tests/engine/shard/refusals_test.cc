@@ -279,6 +279,21 @@ TEST(ShardedRefusals, AChangeBetweenForwardAndBackward) {
       "changed between a forward and its backward");
 }
 
+TEST(ShardedRefusals, AChangeBetweenTwoForwardsOfOneBackward) {
+  expect_refusal(
+      [](ProcessGroup& group) {
+        auto net = blocks(2);
+        FullyShardedDataParallel sharded(net, group);
+        const auto first = sharded(torch::ones({4, 8})).sum();
+        {
+          const torch::NoGradGuard no_grad;
+          for (auto& shard : net->parameters()) shard.add_(1);
+        }
+        (first + sharded(torch::ones({4, 8})).sum()).backward();
+      },
+      "changed between a forward and its backward");
+}
+
 TEST(ShardedRefusals, ACastAfterSharding) {
   expect_refusal(
       [](ProcessGroup& group) {

@@ -14,6 +14,7 @@
 
 #include <weft/checkpoint.h>
 #include <weft/engine/checkpoint/slice_file.h>
+#include <weft/engine/zero/zero.h>
 #include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/ranks.h>
 
@@ -118,6 +119,35 @@ class ShardedSlices : public ::testing::Test {
     });
   }
 };
+
+// The optimizer lists the tied weight twice, and a parameter behind it. One has no elements.
+struct TiedImpl : nn::Module {
+  nn::Linear first = register_module("first", nn::Linear(4, 4));
+  nn::Linear second = register_module("second", nn::Linear(4, 4));
+  torch::Tensor none = register_parameter("none", torch::zeros({6, 0}));
+  TiedImpl() { second->weight = second->register_parameter("weight", first->weight); }
+};
+
+TEST_F(ShardedSlices, TiedWeightsAndParametersWithoutElementsComeBack) {
+  run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
+    auto net = std::make_shared<TiedImpl>();
+    fill_values(*net);
+    const FullyShardedDataParallel sharded(net, group);
+    AdamW optimizer(net->parameters());
+    for (auto& parameter : net->parameters()) parameter.mutable_grad() = parameter.detach() * 0.5;
+    optimizer.step();
+    checkpoint::save_async(folder_, group, {{"model", net}, {"optimizer", optimizer}}).wait();
+    auto again = std::make_shared<TiedImpl>();
+    AdamW loaded(again->parameters());
+    checkpoint::load(folder_, group, {{"model", again}, {"optimizer", loaded}});
+    EXPECT_TRUE(are_equal(copies(again->parameters()), whole(*net)));
+    for (auto& parameter : again->parameters()) parameter.mutable_grad() = parameter.detach() * 0.5;
+    for (auto& parameter : net->parameters()) parameter.mutable_grad() = parameter.detach() * 0.5;
+    loaded.step();
+    optimizer.step();
+    EXPECT_TRUE(are_equal(copies(again->parameters()), whole(*net)));
+  });
+}
 
 TEST_F(ShardedSlices, EachRankWritesItsOwnRows) {
   run_ranks(As::Threads, 4, [&](ProcessGroup& group) { save(group, group); });
