@@ -57,7 +57,7 @@ class Training {
         sampler_(static_cast<std::size_t>(text_.train.size(0)), group,
                  {.shuffle = true, .seed = options.seed, .drop_last = true}) {
     // Now all ranks have the same shards as if the whole model had been made on each of them.
-    weft::materialize(*gpt_, options.seed);
+    weft::materialize(*gpt_, options.seed, {}, group.device());
     const auto pieces = group.size() * options.accumulate;
     if (options.batch_size % pieces != 0)
       throw std::runtime_error("--batch-size: " + std::to_string(options.batch_size) +

@@ -244,9 +244,10 @@ Loaded load(const std::string& path) {
   Loaded loaded{{}, read_file(path)};
   const Json& json = loaded.json;
   loaded.dump = reading(path, [&] {
+    const std::string host = text_of(json, "host");
     const std::int64_t time = integer_of(json, "wall_clock", 0, kMostTime);
     return Dump{path,
-                text_of(json, "host"),
+                host,
                 integer_of(json, "pid", 0, std::numeric_limits<std::int64_t>::max()),
                 time,
                 text_of(json, "reason"),

@@ -33,6 +33,9 @@ void forget_other_threads() {
   }
 }
 
+// Registered before main(): a thread that registered it during a fork() would hold up the child.
+[[maybe_unused]] const int kRegistered = ::pthread_atfork(nullptr, nullptr, forget_other_threads);
+
 // Returns kMostOpenRanges if all slots are taken.
 std::size_t take_slot() noexcept {
   thread_local std::size_t first = 0;  // the slot that this thread had last is mostly free
@@ -47,8 +50,6 @@ std::size_t take_slot() noexcept {
 }  // namespace
 
 OpenRange::OpenRange(const char* name) noexcept : slot_(take_slot()) {
-  static const int registered = ::pthread_atfork(nullptr, nullptr, forget_other_threads);
-  static_cast<void>(registered);
   if (slot_ == kMostOpenRanges) return;
   slots[slot_].thread.store(pthread_self());
   slots[slot_].begun.store(now());
