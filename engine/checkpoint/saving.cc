@@ -8,6 +8,7 @@
 #include <future>
 #include <iterator>
 #include <list>
+#include <sstream>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -38,11 +39,15 @@ namespace {
 using group::error_of;
 
 constexpr std::size_t kPiece = 1 << 20;
+constexpr std::chrono::milliseconds kLongestAfterLoss{5000};
 
-// What a rank tells the others in the store: nothing, a text, or an error.
+// A rank tells the others in the store nothing, a text, or an error: its blame, the ranks that it
+// names, and its text on the next line.
 std::string told(const std::optional<Error>& failure, const std::string& text) {
   if (!failure) return "0" + text;
-  return std::to_string(1 + static_cast<int>(failure->blame())) + "\n" + failure->text();
+  std::string said = std::to_string(1 + static_cast<int>(failure->blame()));
+  for (const int rank : failure->ranks()) said += " " + std::to_string(rank);
+  return said + "\n" + failure->text();
 }
 
 std::string heard(const std::string& said) {
@@ -50,7 +55,12 @@ std::string heard(const std::string& said) {
   const std::size_t line = said.find('\n');
   if (line == std::string::npos)
     throw Error(Blame::Protocol, "a rank has said something unreadable");
-  throw Error(blame_from(std::atoi(said.c_str()) - 1), said.substr(line + 1));
+  std::istringstream numbers(said.substr(0, line));
+  int blame = 0;
+  numbers >> blame;
+  std::vector<int> ranks;
+  for (int rank = 0; numbers >> rank;) ranks.push_back(rank);
+  throw Error(blame_from(blame - 1), said.substr(line + 1)).with_ranks(std::move(ranks));
 }
 
 // One rank's work behind one save_async(), on a thread of its own.
@@ -126,32 +136,50 @@ class Job {
         manifest_.files.push_back(parse_file(heard(said)));
       });
       if (one && !failure) failure = one;
-      if (failure && failure->blame() == Blame::PeerLost) throw *failure;
+      if (failure && failure->blame() == Blame::PeerLost) break;
     }
     if (!failure) failure = error_of([&] { publish(); });
     if (group_.size() > 1) {
       // The checkpoint is whole, or has failed, by now: a rank that is lost later changes nothing.
-      const auto untold = error_of([&] {
-        set("end", told(failure, ""));
-        const Deadline heard = Deadline::in(group::timeout_of(group_));
-        for (int rank = 1; rank < group_.size(); ++rank)
-          get("heard/" + std::to_string(rank), heard, rank);
-        store().erase(key_ + "written");
-        store().erase(key_ + "end/0");
-        store().erase(key_ + "end");
-      });
+      const auto untold = error_of([&] { tell(failure); });
       if (untold) log::debug("checkpoint::save_async: " + untold->text());
     }
     if (failure) throw *failure;
     numbered_->remove_old(keep_);
   }
 
+  // Returns when the ranks that live have heard how it has ended. After a loss, some of them may be
+  // lost as well without this rank's knowing.
+  void tell(const std::optional<Error>& failure) {
+    set("end", told(failure, ""));
+    const bool is_lost = failure && failure->blame() == Blame::PeerLost;
+    const auto limit = group::timeout_of(group_);
+    const Deadline heard = Deadline::in(is_lost ? std::min(limit, kLongestAfterLoss) : limit);
+    auto uninterrupted = group::uninterrupted_store_of(group_);
+    auto& told_by = is_lost ? uninterrupted : store();  // that of the group throws after a loss
+    for (int rank = 1; rank < group_.size(); ++rank) {
+      if (failure && std::ranges::count(failure->ranks(), rank) > 0) continue;
+      const std::string key = key_ + "heard/" + std::to_string(rank);
+      told_by.get(key, heard);
+      told_by.erase(key);
+    }
+    store().erase(key_ + "written");
+    store().erase(key_ + "end/0");
+    store().erase(key_ + "end");
+  }
+
   void follow(const std::string& own) {
     set(std::to_string(group_.rank()), own);
-    // Rank 0 waits for the others from then on, and it alone decides that one of them is late.
-    get("written", Deadline::in(group::timeout_of(group_)), 0);
-    const std::string said = get("end", Deadline::in(2 * group::timeout_of(group_)), 0);
-    set("heard/" + std::to_string(group_.rank()), "");
+    std::string said;
+    const auto failure = error_of([&] {
+      // Rank 0 waits for the others from then on, and it alone decides that one of them is late.
+      get("written", Deadline::in(group::timeout_of(group_)), 0);
+      said = get("end", Deadline::in(2 * group::timeout_of(group_)), 0);
+    });
+    // Fails only if rank 0 has ended, which needs no answer then.
+    const auto unheard = error_of([&] { set("heard/" + std::to_string(group_.rank()), ""); });
+    if (failure) throw *failure;
+    if (unheard) log::debug("checkpoint::save_async: " + unheard->text());
     heard(said);
   }
 

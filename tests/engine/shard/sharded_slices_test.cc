@@ -125,7 +125,7 @@ struct TiedImpl : nn::Module {
   nn::Linear first = register_module("first", nn::Linear(4, 4));
   nn::Linear second = register_module("second", nn::Linear(4, 4));
   torch::Tensor none = register_parameter("none", torch::zeros({6, 0}));
-  TiedImpl() { second->weight = second->register_parameter("weight", first->weight); }
+  TiedImpl() { second->weight = second->named_parameters(false)["weight"] = first->weight; }
 };
 
 TEST_F(ShardedSlices, TiedWeightsAndParametersWithoutElementsComeBack) {
