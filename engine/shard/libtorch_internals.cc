@@ -237,7 +237,9 @@ WithoutChildren::WithoutChildren(torch::nn::Module& module)
   std::swap(module_.*tensor::revealed<Children>(), aside_->children);
 }
 
-WithoutChildren::~WithoutChildren() { std::swap(module_.*tensor::revealed<Children>(), aside_->children); }
+WithoutChildren::~WithoutChildren() {
+  std::swap(module_.*tensor::revealed<Children>(), aside_->children);
+}
 
 at::Tensor& parameter_entry(torch::nn::Module& module, const std::string& name) {
   at::Tensor* const entry = (module.*tensor::revealed<Parameters>()).find(name);
