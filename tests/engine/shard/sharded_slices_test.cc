@@ -17,6 +17,7 @@
 #include <weft/engine/zero/zero.h>
 #include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/ranks.h>
+#include <weft/tests/harness/sanitized.h>
 
 #include "sharded_models.h"
 
@@ -253,6 +254,7 @@ std::int64_t peak_of(const std::function<void()>& call) {
 }
 
 TEST_F(ShardedSlices, NeedOneCopyOfTheShard) {
+  if (harness::kSanitized) GTEST_SKIP() << "a sanitizer keeps memory of its own for each byte";
   constexpr std::int64_t kShard = 32 << 20;
   run_ranks(As::Processes, 2, [&](ProcessGroup& group) {
     auto net = nn::Sequential(nn::Linear(nn::LinearOptions(4096, 4096).bias(false)));
