@@ -23,7 +23,7 @@ class KeptBytes {
   // Pinned memory is not kept, because libtorch does so.
   void keep(at::Tensor memory);
   // Memory that some KeptBytes of this process has, and of which a save of so many bytes leaves
-  // little unused; undefined if there is none.
+  // little unused. Returns an undefined tensor if no KeptBytes has such memory.
   static at::Tensor take(std::uint64_t bytes);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no_sync() of the data-parallel wrappers returns.
+// NoSync: the guard that no_sync() of the data-parallel wrappers returns.
 #pragma once
 
 namespace weft::parallel {

@@ -20,8 +20,8 @@ class Meetings {
     std::string name;  // for ranks that ask: "the wait for … on group 'default'"
     std::string group;
     bool is_meeting = false;  // otherwise a wait of this rank alone
-    // What it waits for; may query the store. It owns what it uses: another thread may be in it
-    // when the wait ends.
+    // Says for whom it waits, and may query the store. It owns what it uses: another thread may be
+    // in it when the wait ends.
     std::function<std::vector<std::string>()> lines;
   };
   using Held = std::shared_ptr<const Place>;
@@ -30,8 +30,8 @@ class Meetings {
   void end(const Held& place);
   // The name of the place where a thread began to wait last; "" if there is none.
   std::string newest() const;
-  // What the threads wait for in that group: meetings first. Without waits that have ended while
-  // the store was queried.
+  // Says for whom the threads of that group wait, meetings first. Leaves out waits that have ended
+  // while the store was queried.
   std::vector<std::string> lines(const std::string& group) const;
 
  private:

@@ -10,10 +10,11 @@
 
 namespace weft::group {
 
-// Returns a group of the parameter, or an empty group if there is none.
+// Returns a group of the parameter, or an empty one if the parameter is in no such group.
 using GroupOfParameter = ProcessGroup (*)(const at::Tensor& parameter);
 
-// What shards parameters says so before it makes the first shard. Replaces what was set before.
+// The code that shards parameters calls it before it makes the first shard. Replaces earlier
+// functions.
 // `shards`: the group over which the parameter is sharded; none if it is whole. `replicas`: the
 // ranks that have the same shard, and step it alike; null: there are none.
 void set_shard_groups(GroupOfParameter shards, GroupOfParameter replicas = nullptr);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What OnMeta and materialize() do to tensors that libtorch has no function for: functions that
-// make tensors make them on the meta device, and a tensor gets memory in place.
+// Does for OnMeta and materialize() what libtorch has no function for: makes tensors on the meta
+// device where no device is named, and gives a tensor memory in place.
 // tests/engine/shard/meta_tensors_test.cc fails if a release of libtorch changes what this uses.
 //
 // Usable from every thread. Nothing here blocks.

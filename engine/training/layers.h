@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What materialize() and checkpointed() know about the layers of torch::nn and of Weft. No other
-// file lists them.
+// Lists the layers of torch::nn and of Weft for materialize() and checkpointed(). No other file
+// does.
 #pragma once
 
 #include <string>
