@@ -261,7 +261,8 @@ class Packing {
 
 }  // namespace
 
-void attach_nodes(Unit& unit, const std::vector<at::Tensor>& shards, bool synchronizes) {
+void attach_nodes(Unit& unit, const std::vector<at::Tensor>& shards, std::uint64_t version,
+                  bool synchronizes) {
   std::vector<std::size_t> trained;
   std::vector<at::ScalarType> dtypes;
   for (std::size_t i = 0; i < unit.parameters().size(); ++i) {
@@ -276,8 +277,7 @@ void attach_nodes(Unit& unit, const std::vector<at::Tensor>& shards, bool synchr
   if (trained.empty()) return;
   auto started = std::make_shared<Started>();
   const auto node = make_node<ShardNode>(started, std::move(dtypes));
-  const auto whole =
-      make_node<UnitNode>(unit, trained, version_of(shards), synchronizes, std::move(started));
+  const auto whole = make_node<UnitNode>(unit, trained, version, synchronizes, std::move(started));
   for (const std::size_t i : trained) {
     const UnitParameter& parameter = unit.parameters()[i];
     node->add_input_metadata(

@@ -26,9 +26,10 @@
 namespace weft::shard {
 
 // Gives the unit's whole parameters new nodes, which lead to those of `shards` (all of the unit)
-// that require a gradient now. `synchronizes`: the backward averages; otherwise it keeps whole
-// gradients until one does.
-void attach_nodes(Unit& unit, const std::vector<at::Tensor>& shards, bool synchronizes);
+// that require a gradient now. `version`: of the shards, see version_of(); the backward demands it.
+// `synchronizes`: the backward averages; otherwise it keeps whole gradients until one does.
+void attach_nodes(Unit& unit, const std::vector<at::Tensor>& shards, std::uint64_t version,
+                  bool synchronizes);
 // The whole parameters require no gradient until attach_nodes().
 void detach_nodes(Unit& unit);
 

@@ -107,7 +107,7 @@ void ShardedModel::begin_pass(bool trains) {
   }
   for (std::size_t i = 0; trains && i < units_.size(); ++i) {
     versions_[i] = version_of(shards[i]);
-    attach_nodes(*units_[i], shards[i], synchronizes_);
+    attach_nodes(*units_[i], shards[i], versions_[i], synchronizes_);
   }
   start_ahead(order, {});
 }

@@ -143,14 +143,15 @@ std::uint32_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : static_cast<std::uint32_t>(tensor._version());
 }
 
-// What the second forward needs. Its node owns it. The tensors are the defined ones of all.
+// Holds all that the second forward needs. Its node owns it. Its functions take and return the
+// defined tensors only.
 class Recomputation final : public torch::CustomClassHolder {
  public:
   Recomputation(std::shared_ptr<torch::nn::Module> module, const Tensors& inputs, Forward again)
       : module_(std::move(module)),
         parameters_(parameters_of(*module_)),
-        generators_(devices_of(inputs, parameters_)),
         devices_(devices_of(inputs, parameters_)),
+        generators_(devices_),
         again_(std::move(again)) {
     for (const at::Tensor& input : inputs) is_defined_.push_back(input.defined());
   }
@@ -299,8 +300,8 @@ class Recomputation final : public torch::CustomClassHolder {
 
   const std::shared_ptr<torch::nn::Module> module_;
   const Tensors parameters_;
-  const GeneratorStates generators_;
   const std::vector<c10::Device> devices_;
+  const GeneratorStates generators_;
   const at::ThreadLocalState thread_;
   const Forward again_;
   std::vector<bool> is_defined_;  // by input
