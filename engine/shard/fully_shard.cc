@@ -225,9 +225,10 @@ ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const
   auto chosen = choose_units(module, options);
   const bool is_one = chosen.size() == 1 && chosen.front().name.empty();
   if (options.units && is_one && units_in(*module).empty() && ranks.all.rank() == 0) {
-    log::warn(std::string(kRoot) +
-              ": FullyShardOptions::units has chosen no submodule that has parameters, so the "
-              "whole model is one unit, and whole on every rank in each forward and backward");
+    log::warn(
+        "FullyShardedDataParallel: FullyShardOptions::units has chosen no submodule that has "
+        "parameters, so the whole model is one unit, and whole on every rank in each forward and "
+        "backward");
   }
   make_units(*module, ranks, options, kRoot, std::move(chosen));
   auto units = units_in(*module);
