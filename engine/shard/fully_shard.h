@@ -63,11 +63,11 @@ struct ModelRanks;
 class WEFT_API ShardedRoot : public Joinable {
  public:
   // While it lives, the backwards of the forwards made meanwhile keep whole gradients on each rank,
-  // in addition to the shards' .grad. The first backward of another forward averages all that has
-  // accumulated.
+  // in addition to the shards' .grad, which is zeros meanwhile if it was undefined. The first
+  // backward of another forward averages all that has accumulated. zero_grad() of the optimizer or
+  // the module, called on all ranks, drops it, as does whatever else resets or writes the .grad.
   using NoSync = parallel::NoSync<ShardedRoot>;
   // With `on` false it changes nothing: for loops that synchronise only in every nth step.
-  // zero_grad() does not drop the whole gradients.
   NoSync no_sync(bool on = true) { return {*this, on}; }
 
  protected:

@@ -125,25 +125,11 @@ class UnitNode final : public torch::autograd::Node {
   const std::shared_ptr<Started> started_;
 };
 
-at::ScalarType reduced_in(const Unit& unit, const UnitParameter& parameter) {
-  const at::ScalarType own = parameter.whole.scalar_type();
-  return at::isFloatingType(own) ? unit.options().reduce_dtype.value_or(own) : own;
-}
-
 // A tensor of that shape that has one element's memory: for the engine's checks.
 at::Tensor example(const std::vector<std::int64_t>& shape, at::ScalarType dtype,
                    c10::Device device) {
   return at::empty_strided(shape, std::vector<std::int64_t>(shape.size(), 0),
                            at::TensorOptions(dtype).device(device));
-}
-
-// The tensor in memory of its own, to which later gradients may be added: the engine may give two
-// views of one memory.
-at::Tensor own(at::Tensor gradient) {
-  const bool is_alone = gradient.use_count() == 1 && gradient.layout() == at::kStrided &&
-                        gradient.is_non_overlapping_and_dense() &&
-                        gradient.storage().use_count() == 1;
-  return is_alone ? std::move(gradient) : gradient.clone();
 }
 
 // Lays gradients out for a reduce-scatter: for each rank its rows of each slot, and then one number
@@ -299,41 +285,13 @@ void detach_nodes(Unit& unit) {
 
 // All units of a model are spread over the same ranks.
 GradientReducer::GradientReducer(const std::vector<std::shared_ptr<Unit>>& units)
-    : unreduced_(units.size()),
-      keeps_(units.size()),
-      order_(ReductionOrder::over(units.front()->ranks().replicas)) {}
-
-void GradientReducer::keep(const Unit& unit, const std::vector<std::size_t>& parameters,
-                           std::vector<at::Tensor>& gradients) {
-  keeps_[unit.index] = true;
-  auto& kept = unreduced_[unit.index];
-  kept.resize(unit.parameters().size());
-  for (std::size_t slot = 0; slot < parameters.size(); ++slot) {
-    at::Tensor& gradient = gradients[slot];
-    if (!gradient.defined()) continue;
-    at::Tensor& sum = kept[parameters[slot]];
-    // Added in the dtype in which they are reduced.
-    const auto dtype = reduced_in(unit, unit.parameters()[parameters[slot]]);
-    at::Tensor added = std::exchange(gradient, {}).to(dtype);
-    if (!sum.defined()) {
-      sum = own(std::move(added));
-    } else {
-      sum.add_(added);
-    }
-  }
-}
+    : kept_(units.size()), order_(ReductionOrder::over(units.front()->ranks().replicas)) {}
 
 std::shared_ptr<Reduction> GradientReducer::reduce(const Unit& unit,
                                                    const std::vector<std::size_t>& parameters,
                                                    std::vector<at::Tensor> gradients,
                                                    std::vector<at::Tensor>& outputs) {
-  auto& kept = unreduced_[unit.index];
-  if (!kept.empty()) {
-    keep(unit, parameters, gradients);
-    for (std::size_t slot = 0; slot < parameters.size(); ++slot)
-      gradients[slot] = std::exchange(kept[parameters[slot]], {});
-    keeps_[unit.index] = false;
-  }
+  kept_.take(unit, parameters, gradients);
   auto reduction = std::make_shared<Reduction>();
   reduction->order = order_;
   reduction->unit = unit.number();

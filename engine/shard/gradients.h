@@ -20,6 +20,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <weft/engine/shard/kept_gradients.h>
 #include <weft/engine/shard/reduction.h>
 #include <weft/engine/shard/unit.h>
 
@@ -37,13 +38,10 @@ class GradientReducer {
  public:
   explicit GradientReducer(const std::vector<std::shared_ptr<Unit>>& units);
 
-  // Keeps the whole gradients of the unit's parameters, added to those that it keeps already.
-  void keep(const Unit& unit, const std::vector<std::size_t>& parameters,
-            std::vector<at::Tensor>& gradients);
-  // True from keep() to the unit's next reduce(), alike on all ranks.
-  bool keeps(const Unit& unit) const { return keeps_[unit.index]; }
-  // Starts to average them, together with what is kept. Waits as ReductionOrder::add(). `outputs`:
-  // by slot, where this rank's rows of the averages will be.
+  // What backwards inside of no_sync() have kept.
+  KeptGradients& kept() { return kept_; }
+  // Starts to average gradients, together with those kept. Waits as ReductionOrder::add().
+  // `outputs`: by slot, where this rank's rows of the averages will be.
   std::shared_ptr<Reduction> reduce(const Unit& unit, const std::vector<std::size_t>& parameters,
                                     std::vector<at::Tensor> gradients,
                                     std::vector<at::Tensor>& outputs);
@@ -51,8 +49,7 @@ class GradientReducer {
   void forget() { order_->forget(); }
 
  private:
-  std::vector<std::vector<at::Tensor>> unreduced_;  // by unit and parameter
-  std::vector<bool> keeps_;                         // by unit
+  KeptGradients kept_;
   const std::shared_ptr<ReductionOrder> order_;
 };
 

@@ -104,6 +104,7 @@ void ShardedModel::begin_pass(bool trains) {
   if (trains) {
     orders_.backward.begin();
     reducer_.forget();
+    reducer_.kept().drop_zeroed();
   }
   for (std::size_t i = 0; trains && i < units_.size(); ++i) {
     versions_[i] = version_of(shards[i]);
@@ -245,15 +246,22 @@ std::shared_ptr<Reduction> ShardedModel::take_gradients(Unit& unit,
                                                         std::vector<at::Tensor>& outputs) {
   const c10::AutoGradMode no_grad(false);
   MutexLock lock(mutex_);
+  begin_backward();
   kept_[unit.index] = false;
   std::erase(present_, unit.index);
   if (!unit.is_held()) unit.free();
   if (!synchronizes) {
-    reducer_.keep(unit, parameters, gradients);
+    reducer_.kept().add(unit, parameters, gradients);
     return nullptr;
   }
   average_rest_later();
   return reducer_.reduce(unit, parameters, std::move(gradients), outputs);
+}
+
+// A program may call zero_grad() between a forward and its backward.
+void ShardedModel::begin_backward() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (std::exchange(backward_task_, task) != task) reducer_.kept().drop_zeroed();
 }
 
 void ShardedModel::average_rest_later() {
@@ -274,7 +282,7 @@ void ShardedModel::average_rest() {
   {
     MutexLock lock(mutex_);
     for (const auto& unit : units_) {
-      if (!reducer_.keeps(*unit)) continue;
+      if (!reducer_.kept().has(*unit)) continue;
       Rest rest;
       std::vector<std::size_t> parameters;
       const std::vector<at::Tensor> shards = unit->shards();

@@ -67,6 +67,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
  private:
   ShardedModel(std::vector<std::shared_ptr<Unit>> units, std::size_t prefetch);
   void begin_pass(bool trains) WEFT_REQUIRES(mutex_);
+  // Called by each unit's node of a backward.
+  void begin_backward() WEFT_REQUIRES(mutex_);
   void use(const std::vector<Belongs>& used);
   void gather_for(const std::vector<std::size_t>& used, bool is_backward) WEFT_REQUIRES(mutex_);
   void note_order(GatherOrder& order, const std::vector<std::size_t>& used) WEFT_REQUIRES(mutex_);
@@ -95,7 +97,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   std::vector<bool> kept_ WEFT_GUARDED_BY(mutex_);            // by unit: until its gradients come
   std::vector<std::uint64_t> versions_ WEFT_GUARDED_BY(mutex_);  // by unit: at the last forward
   GradientReducer reducer_ WEFT_GUARDED_BY(mutex_);
-  int averaging_task_ WEFT_GUARDED_BY(mutex_) = -1;  // libtorch's number of the backward
+  // libtorch's numbers of the backwards.
+  int backward_task_ WEFT_GUARDED_BY(mutex_) = -1;   // the last one
+  int averaging_task_ WEFT_GUARDED_BY(mutex_) = -1;  // the last one that averaged
   Statistics statistics_ WEFT_GUARDED_BY(mutex_);
 };
 

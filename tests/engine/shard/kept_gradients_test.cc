@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of the gradients that no_sync() has kept: zero_grad() drops them, as it does with
+// DistributedDataParallel.
+#include <gtest/gtest.h>
+
+#include <weft/tests/harness/ranks.h>
+
+#include "sharded_models.h"
+
+namespace weft::testing {
+namespace {
+
+using harness::As;
+using harness::run_ranks;
+namespace nn = torch::nn;
+
+std::vector<torch::Tensor> gradients(const nn::Module& module) {
+  std::vector<torch::Tensor> all;
+  for (const auto& shard : module.parameters()) {
+    const auto gradient = shard.grad();
+    all.push_back(gradient.defined() ? gradient.clone() : torch::zeros_like(shard));
+  }
+  return all;
+}
+
+torch::Tensor batch(const ProcessGroup& group, int which) {
+  return numbers({4, 8}, static_cast<std::uint64_t>(100 * which + group.rank()));
+}
+
+// A sharded model with the same values at every call.
+struct Trained {
+  explicit Trained(const ProcessGroup& group) : sharded(filled(), group) {}
+  static nn::Sequential filled() {
+    auto made = blocks(2);
+    fill_values(*made);
+    return made;
+  }
+  void backward(const torch::Tensor& x, bool quiet = false) {
+    const auto local = sharded.no_sync(quiet);
+    sharded(x).square().mean().backward();
+  }
+  FullyShardedDataParallel<nn::SequentialImpl> sharded;
+  nn::SequentialImpl& net = *sharded.module();
+};
+
+struct Way {
+  const char* name;
+  std::function<void(nn::Module&, torch::optim::Optimizer&)> drop;
+};
+const std::vector<Way>& ways() {
+  using torch::optim::Optimizer;
+  static const std::vector<Way> all = {
+      {"optimizer", [](nn::Module&, Optimizer& optimizer) { optimizer.zero_grad(); }},
+      {"optimizer to zero", [](nn::Module&, Optimizer& optimizer) { optimizer.zero_grad(false); }},
+      {"module", [](nn::Module& net, Optimizer&) { net.zero_grad(); }},
+      {"module to zero", [](nn::Module& net, Optimizer&) { net.zero_grad(false); }},
+      {"by hand", [](nn::Module& net, Optimizer&) {
+         for (auto& shard : net.parameters()) shard.grad().zero_();
+       }}};
+  return all;
+}
+
+TEST(ShardedKeptGradients, ZeroGradDropsThem) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    Trained clean(group);
+    clean.backward(batch(group, 1));
+    const auto expected = gradients(clean.net);
+    for (const Way& way : ways()) {
+      Trained trained(group);
+      torch::optim::SGD optimizer(trained.net.parameters(), 0.1);
+      trained.backward(torch::full({4, 8}, NAN), true);
+      way.drop(trained.net, optimizer);
+      trained.backward(batch(group, 1));
+      EXPECT_TRUE(are_equal(gradients(trained.net), expected)) << way.name;
+    }
+  });
+}
+
+TEST(ShardedKeptGradients, ZeroGradBetweenForwardAndBackwardDropsThem) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    Trained clean(group);
+    clean.backward(batch(group, 1));
+    for (const Way& way : ways()) {
+      Trained trained(group);
+      torch::optim::SGD optimizer(trained.net.parameters(), 0.1);
+      trained.backward(batch(group, 2), true);
+      const auto loss = trained.sharded(batch(group, 1)).square().mean();
+      way.drop(trained.net, optimizer);
+      loss.backward();
+      EXPECT_TRUE(are_equal(gradients(trained.net), gradients(clean.net))) << way.name;
+    }
+  });
+}
+
+TEST(ShardedKeptGradients, ZeroGradWithinAnAccumulationBeginsItAnew) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    Trained clean(group), trained(group);
+    clean.backward(batch(group, 1), true);
+    clean.backward(batch(group, 2));
+    trained.backward(batch(group, 3), true);
+    trained.net.zero_grad();
+    trained.backward(batch(group, 1), true);
+    trained.backward(batch(group, 2));
+    EXPECT_TRUE(are_equal(gradients(trained.net), gradients(clean.net)));
+  });
+}
+
+TEST(ShardedKeptGradients, OneOfTwoOptimizersDropsThoseOfItsParameters) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    Trained one(group), two(group), trained(group);
+    one.backward(batch(group, 1));
+    two.backward(batch(group, 2), true);
+    two.backward(batch(group, 1));
+    torch::optim::SGD first(trained.net.ptr(0)->parameters(), 0.1);
+    trained.backward(batch(group, 2), true);
+    first.zero_grad();
+    trained.backward(batch(group, 1));
+    EXPECT_TRUE(are_equal(gradients(*trained.net.ptr(0)), gradients(*one.net.ptr(0))));
+    EXPECT_TRUE(are_equal(gradients(*trained.net.ptr(1)), gradients(*two.net.ptr(1))));
+  });
+}
+
+TEST(ShardedKeptGradients, AreAddedToTheGradientsThatShardsHave) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    Trained trained(group), before(group), after(group);
+    before.backward(batch(group, 1));
+    after.backward(batch(group, 2), true);
+    after.backward(batch(group, 3));
+    trained.backward(batch(group, 1));
+    trained.backward(batch(group, 2), true);
+    EXPECT_TRUE(are_equal(gradients(trained.net), gradients(before.net)));
+    trained.backward(batch(group, 3));
+    auto expected = gradients(before.net);
+    const auto added = gradients(after.net);
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += added[i];
+    EXPECT_TRUE(are_equal(gradients(trained.net), expected));
+  });
+}
+
+TEST(ShardedKeptGradients, LeaveNoneWhereNoRankHasBroughtOne) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto model = std::make_shared<BranchesImpl>();
+    FullyShardedDataParallel sharded(model, group);
+    for (const bool quiet : {true, false}) {
+      const auto local = sharded.no_sync(quiet);
+      sharded(torch::ones({4, 8}), true, true).backward();
+    }
+    for (const auto& item : model->b->named_parameters())
+      EXPECT_EQ(item.value().grad().defined(), item.key() == "down.weight") << item.key();
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
