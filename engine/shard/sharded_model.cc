@@ -104,6 +104,7 @@ void ShardedModel::begin_pass(bool trains) {
   if (trains) {
     orders_.backward.begin();
     reducer_.forget();
+    drop_failed();
     reducer_.kept().drop_zeroed();
   }
   for (std::size_t i = 0; trains && i < units_.size(); ++i) {
@@ -261,13 +262,34 @@ std::shared_ptr<Reduction> ShardedModel::take_gradients(Unit& unit,
 // A program may call zero_grad() between a forward and its backward.
 void ShardedModel::begin_backward() {
   const int task = torch::autograd::get_current_graph_task_id();
-  if (std::exchange(backward_task_, task) != task) reducer_.kept().drop_zeroed();
+  if (std::exchange(backwards_.last, task) == task) return;
+  if (backwards_.averages && !backwards_.running.expired()) return;  // it runs inside of that one
+  drop_failed();
+  reducer_.kept().drop_zeroed();
+}
+
+// Part of the gradients are averaged and part of them are not, and no later backward knows which.
+void ShardedModel::drop_failed() {
+  if (!std::exchange(backwards_.averages, false)) return;
+  reducer_.forget();
+  reducer_.kept().drop_all();
+  if (!std::exchange(backwards_.averages_kept, false)) return;
+  log::warn(
+      "FullyShardedDataParallel: a backward has failed while it averaged gradients that "
+      "no_sync() had kept, and they are dropped. Call zero_grad() before the next backward: "
+      "some of them may have been added to the shards' gradients");
 }
 
 void ShardedModel::average_rest_later() {
   const int task = torch::autograd::get_current_graph_task_id();
-  if (std::exchange(averaging_task_, task) == task) return;
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+  auto running = backwards_.running.lock();
+  if (running && *running == task) return;
+  // libtorch destroys the callback with all else of the backward.
+  running = std::make_shared<const int>(task);
+  backwards_.running = running;
+  backwards_.averages = true;
+  backwards_.averages_kept = reducer_.kept().has_any();
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), running] {
     if (const auto model = weak.lock()) model->average_rest();
   });
 }
@@ -304,6 +326,8 @@ void ShardedModel::average_rest() {
     for (std::size_t i = 0; i < rest.shards.size(); ++i)
       (*torch::autograd::impl::grad_accumulator(rest.shards[i]))({std::move(rest.gradients[i])});
   }
+  MutexLock lock(mutex_);
+  backwards_.averages = false;
 }
 
 ShardedModel::Statistics ShardedModel::statistics() const {

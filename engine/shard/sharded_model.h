@@ -69,6 +69,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void begin_pass(bool trains) WEFT_REQUIRES(mutex_);
   // Called by each unit's node of a backward.
   void begin_backward() WEFT_REQUIRES(mutex_);
+  // Drops what a failed backward has begun.
+  void drop_failed() WEFT_REQUIRES(mutex_);
   void use(const std::vector<Belongs>& used);
   void gather_for(const std::vector<std::size_t>& used, bool is_backward) WEFT_REQUIRES(mutex_);
   void note_order(GatherOrder& order, const std::vector<std::size_t>& used) WEFT_REQUIRES(mutex_);
@@ -97,9 +99,12 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   std::vector<bool> kept_ WEFT_GUARDED_BY(mutex_);            // by unit: until its gradients come
   std::vector<std::uint64_t> versions_ WEFT_GUARDED_BY(mutex_);  // by unit: at the last forward
   GradientReducer reducer_ WEFT_GUARDED_BY(mutex_);
-  // libtorch's numbers of the backwards.
-  int backward_task_ WEFT_GUARDED_BY(mutex_) = -1;   // the last one
-  int averaging_task_ WEFT_GUARDED_BY(mutex_) = -1;  // the last one that averaged
+  struct Backwards {
+    int last = -1;                       // libtorch's number of it
+    bool averages = false;               // from the begin of one that averages until it succeeds
+    bool averages_kept = false;          // and no_sync() had kept gradients
+    std::weak_ptr<const int> running{};  // that one's number, until libtorch destroys it
+  } backwards_ WEFT_GUARDED_BY(mutex_);
   Statistics statistics_ WEFT_GUARDED_BY(mutex_);
 };
 

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sharded models after a backward that has thrown halfway.
+#include <stdexcept>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include <weft/tests/harness/ranks.h>
+
+#include "sharded_models.h"
+
+namespace weft::testing {
+namespace {
+
+using harness::As;
+using harness::run_ranks;
+namespace nn = torch::nn;
+
+// Blocks whose backward throws before that of the first one, if it is told to.
+struct FailingImpl : nn::Module {
+  FailingImpl() {
+    for (int i = 0; i < 3; ++i)
+      parts.push_back(register_module("part" + std::to_string(i), Block()));
+    fill_values(*this);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      x = parts[i](x);
+      if (i != 0) continue;
+      x.register_hook([this](const torch::Tensor&) {
+        if (std::exchange(fails, false)) throw std::runtime_error("halfway");
+      });
+    }
+    return x.square().mean();
+  }
+  std::vector<Block> parts;
+  bool fails = false;
+};
+
+torch::Tensor batch(const ProcessGroup& group, int which) {
+  return numbers({4, 8}, static_cast<std::uint64_t>(100 * which + group.rank()));
+}
+
+void expect_equal_gradients(const nn::Module& a, const nn::Module& b) {
+  for (std::size_t i = 0; i < a.parameters().size(); ++i)
+    EXPECT_TRUE(torch::equal(a.parameters()[i].grad(), b.parameters()[i].grad())) << i;
+}
+
+TEST(ShardedFailedBackwards, LeaveNothingThatNoSyncHasKept) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    const auto clean = std::make_shared<FailingImpl>(), model = std::make_shared<FailingImpl>();
+    FullyShardedDataParallel reference(clean, group), sharded(model, group);
+    reference(batch(group, 1)).backward();
+    {
+      const auto local = sharded.no_sync();
+      sharded(batch(group, 2)).backward();
+    }
+    model->fails = true;
+    EXPECT_THROW(sharded(batch(group, 3)).backward(), std::runtime_error);
+    sharded(batch(group, 1)).backward();
+    expect_equal_gradients(*model, *clean);
+    harness::meet(group);
+    EXPECT_NE(harness::LogWatch::current().text().find("no_sync() had kept"), std::string::npos);
+  });
+}
+
+TEST(ShardedFailedBackwards, OfNoSyncTooAreDroppedByZeroGrad) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    const auto clean = std::make_shared<FailingImpl>(), model = std::make_shared<FailingImpl>();
+    FullyShardedDataParallel reference(clean, group), sharded(model, group);
+    reference(batch(group, 1)).backward();
+    model->fails = true;
+    {
+      const auto local = sharded.no_sync();
+      EXPECT_THROW(sharded(batch(group, 2)).backward(), std::runtime_error);
+    }
+    model->zero_grad();
+    sharded(batch(group, 1)).backward();
+    expect_equal_gradients(*model, *clean);
+  });
+}
+
+TEST(ShardedFailedBackwards, ARetryDoesNotAverageWhatNoSyncHasKept) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    const auto clean = std::make_shared<FailingImpl>(), model = std::make_shared<FailingImpl>();
+    FullyShardedDataParallel reference(clean, group), sharded(model, group);
+    reference(batch(group, 1)).backward();
+    {
+      const auto local = sharded.no_sync();
+      sharded(batch(group, 2)).backward();
+    }
+    const auto loss = sharded(batch(group, 1));
+    model->fails = true;
+    EXPECT_THROW(loss.backward({}, /*retain_graph=*/true), std::runtime_error);
+    loss.backward();
+    expect_equal_gradients(*model, *clean);
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
