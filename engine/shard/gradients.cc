@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include <ATen/ScalarOps.h>
@@ -15,6 +15,7 @@
 #include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <weft/base/mutex.h>
@@ -35,24 +36,23 @@ using torch::autograd::variable_list;
 constexpr std::uint64_t kFirst = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kLast = 0;
 
-// The reductions that a UnitNode has started and its ShardNode has not taken.
+// The reductions that a UnitNode has started and its ShardNode has not taken, by libtorch's number
+// of the backward: one that failed leaves its own, and the graph may be used again.
 class Started {
  public:
   void put(std::shared_ptr<Reduction> reduction) {
     MutexLock lock(mutex_);
-    reductions_.push_back(std::move(reduction));
+    reductions_[torch::autograd::get_current_graph_task_id()] = std::move(reduction);
   }
   std::shared_ptr<Reduction> take() {
     MutexLock lock(mutex_);
-    if (reductions_.empty()) return nullptr;
-    auto reduction = std::move(reductions_.front());
-    reductions_.pop_front();
-    return reduction;
+    const auto found = reductions_.extract(torch::autograd::get_current_graph_task_id());
+    return found ? found.mapped() : nullptr;
   }
 
  private:
   Mutex mutex_;
-  std::deque<std::shared_ptr<Reduction>> reductions_ WEFT_GUARDED_BY(mutex_);
+  std::map<int, std::shared_ptr<Reduction>> reductions_ WEFT_GUARDED_BY(mutex_);
 };
 
 class ShardNode final : public torch::autograd::Node {

@@ -80,6 +80,28 @@ TEST(ShardedFailedBackwards, OfNoSyncTooAreDroppedByZeroGrad) {
   });
 }
 
+struct TwoOutputsImpl : nn::Module {
+  std::vector<torch::Tensor> forward() { return {one.sum(), two.sum()}; }
+  torch::Tensor one = register_parameter("one", torch::ones({4}));
+  torch::Tensor two = register_parameter("two", torch::ones({4}));
+};
+
+// The first backward fails when it has begun to average the gradient of `one`.
+TEST(ShardedFailedBackwards, TheNextOneOfTheirGraphAveragesItsOwnGradients) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    const auto model = std::make_shared<TwoOutputsImpl>();
+    FullyShardedDataParallel sharded(model, group);
+    // Two nodes, since the unit's last one has the priority of a thread's first.
+    const auto early = torch::ones({}, torch::requires_grad()).exp().exp();
+    early.register_hook([](const torch::Tensor&) { throw std::runtime_error("halfway"); });
+    const auto outputs = sharded();
+    EXPECT_THROW((outputs[0] + early).backward({}, /*retain_graph=*/true), std::runtime_error);
+    outputs[1].backward();
+    EXPECT_FALSE(model->parameters()[0].grad().defined());
+    EXPECT_TRUE(torch::equal(model->parameters()[1].grad(), torch::ones({2})));
+  });
+}
+
 TEST(ShardedFailedBackwards, ARetryDoesNotAverageWhatNoSyncHasKept) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     const auto clean = std::make_shared<FailingImpl>(), model = std::make_shared<FailingImpl>();
