@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <string>
+#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>

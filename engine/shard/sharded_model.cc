@@ -22,6 +22,13 @@ bool contains(const std::vector<std::size_t>& all, std::size_t one) {
   return std::ranges::find(all, one) != all.end();
 }
 
+// True if one of them does.
+bool require_grad(const std::vector<std::vector<at::Tensor>>& shards) {
+  return std::ranges::any_of(shards, [](const std::vector<at::Tensor>& of_unit) {
+    return std::ranges::any_of(of_unit, [](const at::Tensor& one) { return one.requires_grad(); });
+  });
+}
+
 Error outside(const Unit& unit, std::size_t parameter) {
   return {Blame::Caller,
           "parameter '" + unit.parameters()[parameter].name +
@@ -94,6 +101,11 @@ void ShardedModel::begin_pass(bool trains) {
                 "a forward with gradients began while weft::FullParameters holds the whole "
                 "parameters; destroy that first, or evaluate under torch::NoGradGuard");
   }
+  if (trains) {
+    drop_failed();
+    reducer_.kept().drop_zeroed();
+    if (require_grad(shards)) reducer_.kept().require_trained(units_);
+  }
   trains_ = trains;
   begins_ = true;
   kept_.assign(units_.size(), false);
@@ -104,8 +116,6 @@ void ShardedModel::begin_pass(bool trains) {
   if (trains) {
     orders_.backward.begin();
     reducer_.forget();
-    drop_failed();
-    reducer_.kept().drop_zeroed();
   }
   for (std::size_t i = 0; trains && i < units_.size(); ++i) {
     versions_[i] = version_of(shards[i]);

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What becomes of the gradients that no_sync() has kept: zero_grad() drops them, as it does with
 // DistributedDataParallel.
+#include <cmath>
+#include <functional>
+
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <weft/tests/harness/ranks.h>
@@ -11,7 +15,9 @@ namespace weft::testing {
 namespace {
 
 using harness::As;
+using harness::error_of;
 using harness::run_ranks;
+using ::testing::HasSubstr;
 namespace nn = torch::nn;
 
 std::vector<torch::Tensor> gradients(const nn::Module& module) {
@@ -23,7 +29,7 @@ std::vector<torch::Tensor> gradients(const nn::Module& module) {
   return all;
 }
 
-torch::Tensor batch(const ProcessGroup& group, int which) {
+torch::Tensor inputs_of(const ProcessGroup& group, int which) {
   return numbers({4, 8}, static_cast<std::uint64_t>(100 * which + group.rank()));
 }
 
@@ -63,14 +69,14 @@ const std::vector<Way>& ways() {
 TEST(ShardedKeptGradients, ZeroGradDropsThem) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     Trained clean(group);
-    clean.backward(batch(group, 1));
+    clean.backward(inputs_of(group, 1));
     const auto expected = gradients(clean.net);
     for (const Way& way : ways()) {
       Trained trained(group);
       torch::optim::SGD optimizer(trained.net.parameters(), 0.1);
       trained.backward(torch::full({4, 8}, NAN), true);
       way.drop(trained.net, optimizer);
-      trained.backward(batch(group, 1));
+      trained.backward(inputs_of(group, 1));
       EXPECT_TRUE(are_equal(gradients(trained.net), expected)) << way.name;
     }
   });
@@ -79,12 +85,12 @@ TEST(ShardedKeptGradients, ZeroGradDropsThem) {
 TEST(ShardedKeptGradients, ZeroGradBetweenForwardAndBackwardDropsThem) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     Trained clean(group);
-    clean.backward(batch(group, 1));
+    clean.backward(inputs_of(group, 1));
     for (const Way& way : ways()) {
       Trained trained(group);
       torch::optim::SGD optimizer(trained.net.parameters(), 0.1);
-      trained.backward(batch(group, 2), true);
-      const auto loss = trained.sharded(batch(group, 1)).square().mean();
+      trained.backward(inputs_of(group, 2), true);
+      const auto loss = trained.sharded(inputs_of(group, 1)).square().mean();
       way.drop(trained.net, optimizer);
       loss.backward();
       EXPECT_TRUE(are_equal(gradients(trained.net), gradients(clean.net))) << way.name;
@@ -95,12 +101,12 @@ TEST(ShardedKeptGradients, ZeroGradBetweenForwardAndBackwardDropsThem) {
 TEST(ShardedKeptGradients, ZeroGradWithinAnAccumulationBeginsItAnew) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     Trained clean(group), trained(group);
-    clean.backward(batch(group, 1), true);
-    clean.backward(batch(group, 2));
-    trained.backward(batch(group, 3), true);
+    clean.backward(inputs_of(group, 1), true);
+    clean.backward(inputs_of(group, 2));
+    trained.backward(inputs_of(group, 3), true);
     trained.net.zero_grad();
-    trained.backward(batch(group, 1), true);
-    trained.backward(batch(group, 2));
+    trained.backward(inputs_of(group, 1), true);
+    trained.backward(inputs_of(group, 2));
     EXPECT_TRUE(are_equal(gradients(trained.net), gradients(clean.net)));
   });
 }
@@ -108,13 +114,13 @@ TEST(ShardedKeptGradients, ZeroGradWithinAnAccumulationBeginsItAnew) {
 TEST(ShardedKeptGradients, OneOfTwoOptimizersDropsThoseOfItsParameters) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     Trained one(group), two(group), trained(group);
-    one.backward(batch(group, 1));
-    two.backward(batch(group, 2), true);
-    two.backward(batch(group, 1));
+    one.backward(inputs_of(group, 1));
+    two.backward(inputs_of(group, 2), true);
+    two.backward(inputs_of(group, 1));
     torch::optim::SGD first(trained.net.ptr(0)->parameters(), 0.1);
-    trained.backward(batch(group, 2), true);
+    trained.backward(inputs_of(group, 2), true);
     first.zero_grad();
-    trained.backward(batch(group, 1));
+    trained.backward(inputs_of(group, 1));
     EXPECT_TRUE(are_equal(gradients(*trained.net.ptr(0)), gradients(*one.net.ptr(0))));
     EXPECT_TRUE(are_equal(gradients(*trained.net.ptr(1)), gradients(*two.net.ptr(1))));
   });
@@ -123,17 +129,36 @@ TEST(ShardedKeptGradients, OneOfTwoOptimizersDropsThoseOfItsParameters) {
 TEST(ShardedKeptGradients, AreAddedToTheGradientsThatShardsHave) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     Trained trained(group), before(group), after(group);
-    before.backward(batch(group, 1));
-    after.backward(batch(group, 2), true);
-    after.backward(batch(group, 3));
-    trained.backward(batch(group, 1));
-    trained.backward(batch(group, 2), true);
+    before.backward(inputs_of(group, 1));
+    after.backward(inputs_of(group, 2), true);
+    after.backward(inputs_of(group, 3));
+    trained.backward(inputs_of(group, 1));
+    trained.backward(inputs_of(group, 2), true);
     EXPECT_TRUE(are_equal(gradients(trained.net), gradients(before.net)));
-    trained.backward(batch(group, 3));
+    trained.backward(inputs_of(group, 3));
     auto expected = gradients(before.net);
     const auto added = gradients(after.net);
     for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += added[i];
     EXPECT_TRUE(are_equal(gradients(trained.net), expected));
+  });
+}
+
+TEST(ShardedKeptGradients, OfAFrozenParameterAreRefusedUntilTheyAreDropped) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    Trained clean(group), trained(group);
+    for (Trained* one : {&clean, &trained}) {
+      if (one == &trained) one->backward(inputs_of(group, 1), true);
+      for (auto& shard : one->net.ptr(0)->parameters()) shard.set_requires_grad(false);
+    }
+    const Error failure = error_of([&] { trained.backward(inputs_of(group, 2)); });
+    EXPECT_EQ(failure.blame(), Blame::Caller);
+    EXPECT_THAT(failure.text(), HasSubstr("'0.up.weight', whose gradient from no_sync()"));
+    for (auto* one : {&clean, &trained}) {
+      one->net.zero_grad();
+      one->backward(inputs_of(group, 2));
+    }
+    for (const auto& shard : trained.net.ptr(0)->parameters()) EXPECT_FALSE(shard.grad().defined());
+    EXPECT_TRUE(are_equal(gradients(trained.net), gradients(clean.net)));
   });
 }
 
