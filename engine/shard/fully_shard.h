@@ -66,6 +66,7 @@ class WEFT_API ShardedRoot : public Joinable {
   // in addition to the shards' .grad, which is zeros meanwhile if it was undefined. The first
   // backward of another forward averages all that has accumulated. zero_grad() of the optimizer or
   // the module, called on all ranks, drops it, as does whatever else resets or writes the .grad.
+  // Hooks of shards are called with the average, and with an undefined tensor when no_sync() keeps.
   using NoSync = parallel::NoSync<ShardedRoot>;
   // With `on` false it changes nothing: for loops that synchronise only in every nth step.
   NoSync no_sync(bool on = true) { return {*this, on}; }

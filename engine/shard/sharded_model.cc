@@ -328,13 +328,23 @@ void ShardedModel::average_rest() {
       rests.push_back(std::move(rest));
     }
   }
+  torch::autograd::edge_list edges;
+  std::vector<at::Tensor> gradients;
   for (Rest& rest : rests) {
     rest.reduction->wait();
     std::vector<at::ScalarType> dtypes;
     for (const at::Tensor& shard : rest.shards) dtypes.push_back(shard.scalar_type());
     rest.reduction->finish(rest.gradients, dtypes);
-    for (std::size_t i = 0; i < rest.shards.size(); ++i)
-      (*torch::autograd::impl::grad_accumulator(rest.shards[i]))({std::move(rest.gradients[i])});
+    for (std::size_t i = 0; i < rest.shards.size(); ++i) {
+      if (!rest.gradients[i].defined()) continue;
+      edges.push_back(torch::autograd::impl::gradient_edge(rest.shards[i]));
+      gradients.push_back(std::move(rest.gradients[i]));
+    }
+  }
+  // The engine calls the hooks of the shards too.
+  if (!edges.empty()) {
+    torch::autograd::Engine::get_default_engine().execute(
+        edges, gradients, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
   }
   MutexLock lock(mutex_);
   backwards_.averages = false;

@@ -162,6 +162,27 @@ TEST(ShardedKeptGradients, OfAFrozenParameterAreRefusedUntilTheyAreDropped) {
   });
 }
 
+// b runs inside of no_sync() only.
+TEST(ShardedKeptGradients, CallTheHooksOfUnitsThatTheNextBackwardDoesNotUse) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto model = std::make_shared<BranchesImpl>();
+    FullyShardedDataParallel sharded(model, group);
+    int calls = 0;
+    model->b->parameters()[0].register_hook([&](const torch::Tensor& gradient) {
+      if (!gradient.defined()) return torch::Tensor();  // of the backward inside of no_sync()
+      ++calls;
+      return torch::full_like(gradient, 7);
+    });
+    for (const bool uses_b : {true, false}) {
+      const auto local = sharded.no_sync(uses_b);
+      sharded(torch::ones({4, 8}), uses_b).backward();
+    }
+    EXPECT_EQ(calls, 1);
+    const auto shard = model->b->parameters()[0];
+    EXPECT_TRUE(torch::equal(shard.grad(), torch::full_like(shard, 7)));
+  });
+}
+
 TEST(ShardedKeptGradients, LeaveNoneWhereNoRankHasBroughtOne) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     auto model = std::make_shared<BranchesImpl>();
