@@ -47,6 +47,7 @@ class Load {
   // Throws Caller if the checkpoint does not have the parts; makes memory for their values.
   void request(const std::vector<Part>& parts) {
     for (const Part& part : parts) {
+      check_ranks(part);
       if (Contents::is_per_rank(part) && manifest_.ranks > 0 && group_.rank() >= manifest_.ranks)
         continue;
       check_presence(part);
@@ -72,6 +73,21 @@ class Load {
   }
 
  private:
+  // Throws Caller if another number of ranks has saved the rows of shards, each its own: this
+  // rank's rows are others.
+  void check_ranks(const Part& part) const {
+    const bool has_other_rows = Contents::is_per_rank(part) && manifest_.ranks > 0 &&
+                                manifest_.ranks != group_.size() && has_shards(part);
+    if (!has_other_rows) return;
+    throw Error(Blame::Caller,
+                "part '" + part.name() +
+                    "' is per_rank() and belongs to a sharded model, whose rows " +
+                    std::to_string(manifest_.ranks) + " ranks have saved and " +
+                    std::to_string(group_.size()) +
+                    " load, where each has others; save the part without per_rank(), then any "
+                    "number of ranks loads it");
+  }
+
   // Throws Caller if the checkpoint does not have the part, or another kind of it.
   void check_presence(const Part& part) const {
     const auto has = std::ranges::find(manifest_.parts, part.name(),

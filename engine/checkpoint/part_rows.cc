@@ -15,6 +15,7 @@
 #include <weft/engine/group/objects.h>
 #include <weft/engine/shard/libtorch_internals.h>
 #include <weft/engine/shard/unit.h>
+#include <weft/engine/tensor/shard_mark.h>
 
 namespace weft::checkpoint {
 
@@ -60,6 +61,18 @@ std::vector<std::int64_t> sizes_in_file(const OwnRows& own, const std::string& k
   std::vector<std::int64_t> sizes = own.sizes;
   if (kind == kComplex) sizes.push_back(2);
   return sizes;
+}
+
+bool has_shards(const Part& part) {
+  const auto& content = Contents::of(part);
+  std::vector<at::Tensor> parameters;
+  if (const auto* const module = std::get_if<torch::nn::Module*>(&content)) {
+    parameters = (*module)->parameters();
+  } else if (const auto* const optimizer = std::get_if<torch::optim::Optimizer*>(&content)) {
+    for (const auto& group : (*optimizer)->param_groups())
+      parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  }
+  return std::ranges::any_of(parameters, is_shard);
 }
 
 PartRows::PartRows(const Part& part, const std::string& prefix) {

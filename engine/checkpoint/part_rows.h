@@ -29,6 +29,9 @@ struct OwnRows {
 // The whole shape of a value of that kind as files have it.
 std::vector<std::int64_t> sizes_in_file(const OwnRows& own, const std::string& kind);
 
+// True for a sharded model or its optimizer.
+bool has_shards(const Part& part);
+
 class PartRows {
  public:
   // `prefix`: see prefix_of(). Throws Caller if a shard is not what it was when it was made.
