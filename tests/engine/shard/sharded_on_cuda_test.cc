@@ -12,6 +12,7 @@
 #include <ATen/native/TensorShape.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/view_native.h>
+#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/library.h>
@@ -156,10 +157,40 @@ struct Product : torch::nn::Module {
     }
   }
   at::Tensor forward(at::Tensor x) {
-    for (const auto& part : parts) x = x * part->weight;
+    for (const std::size_t i : used) {
+      x = x * parts[i]->weight;
+      if (on_backward) x.register_hook([this, i](const at::Tensor&) { on_backward(i); });
+    }
     return x;
   }
   std::vector<std::shared_ptr<Scaled>> parts;
+  std::vector<std::size_t> used = {0, 1, 2, 3};
+  std::function<void(std::size_t part)> on_backward;  // before that of the part
+};
+
+// The product of the input's square and all weights, of which part 1 is taken on a side stream.
+struct ProductOfTwoStreams : Product {
+  ProductOfTwoStreams(c10::Device device, c10::Stream side) : Product(device), side(side) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const c10::Stream main = cuda_of_torch->current(x.get_device());
+    at::Tensor product = x * parts[0]->weight;
+    join(side, main);
+    {
+      const c10::StreamGuard guard(side);
+      aside = x * parts[1]->weight;
+    }
+    product = product * parts[2]->weight;
+    product = product * parts[3]->weight;
+    join(main, side);
+    return aside * product;
+  }
+  static void join(const c10::Stream& stream, const c10::Stream& other) {
+    c10::Event event(c10::kCUDA);
+    event.record(other);
+    event.block(stream);
+  }
+  const c10::Stream side;
+  at::Tensor aside;  // until the main stream has used it
 };
 
 class ShardedOnCuda : public ::testing::Test {
@@ -208,11 +239,14 @@ class ShardedOnCuda : public ::testing::Test {
   }
 
   static void step(FullyShardedDataParallel<Product>& sharded, const Rank& rank) {
+    for (const auto& shard : sharded.module()->parameters()) shard.mutable_grad().reset();
+    pass(sharded, rank);
+  }
+  static void pass(FullyShardedDataParallel<Product>& sharded, const Rank& rank) {
     const at::Tensor ones = at::empty({3, 2}, at::TensorOptions(at::kFloat).device(rank.gpu));
     ones.fill_(1);
     const at::Tensor x = at::empty_like(ones);
     x.fill_(rank.gpu.index() + 1);
-    for (const auto& shard : sharded.module()->parameters()) shard.mutable_grad().reset();
     sharded(x).backward(ones);
   }
 
@@ -237,6 +271,25 @@ TEST_F(ShardedOnCuda, GradientsAreAverages) {
     step(sharded, rank);
     rank.drain();
     expect_gradients(*model, 2);
+  });
+}
+
+// libtorch's thread for the GPU averages them when it ends the backward.
+TEST_F(ShardedOnCuda, GradientsOfUnitsThatTheLastBackwardDoesNotUseAreAverages) {
+  run([&](Rank& rank) {
+    const auto model = std::make_shared<Product>(rank.gpu);
+    FullyShardedDataParallel sharded(model, rank.group);
+    model->used = {3};
+    {
+      const auto local = sharded.no_sync();
+      pass(sharded, rank);
+    }
+    model->used = {0, 1, 2};
+    pass(sharded, rank);
+    rank.drain();
+    const float expected[] = {1.5F * 3 * 4, 1.5F * 2 * 4, 1.5F * 2 * 3, 1.5F};
+    for (std::size_t i = 0; i < model->parts.size(); ++i)
+      EXPECT_EQ(View(model->parameters()[i].grad())[0], expected[i]) << i;
   });
 }
 
@@ -265,10 +318,69 @@ TEST_F(ShardedOnCuda, AStepHoldsStreamsNotTheHost) {
   });
 }
 
+// The unit's memory is freed on the main stream while its product is still to run on the side one.
+TEST_F(ShardedOnCuda, AUnitOnASideStreamKeepsItsMemoryUntilItHasRun) {
+  std::barrier meeting(2);
+  run([&](Rank& rank) {
+    const torch::NoGradGuard no_grad;
+    const auto model =
+        std::make_shared<ProductOfTwoStreams>(rank.gpu, torch_->new_stream(rank.gpu.index()));
+    const auto side = torch_->view(model->side);
+    FullyShardedDataParallel sharded(model, rank.group);
+    const at::Tensor x = at::empty({3, 2}, at::TensorOptions(at::kFloat).device(rank.gpu));
+    x.fill_(rank.gpu.index() + 1);
+    sharded(x);  // from now on part 1 is gathered on the main stream, behind part 0
+    rank.drain();
+    meeting.arrive_and_wait();
+    const int blocked = fake_->host_blocks();
+    meeting.arrive_and_wait();
+    fake_->hold(side);
+    const at::Tensor product = sharded(x);
+    EXPECT_EQ(fake_->host_blocks(), blocked);
+    meeting.arrive_and_wait();
+    fake_->release(side);
+    rank.drain();
+    const auto input = static_cast<float>(rank.gpu.index() + 1);
+    EXPECT_EQ(View(product)[0], input * input * 2 * 3 * 4 * 5);
+  });
+}
+
 // On both ranks together.
-std::ptrdiff_t ended_gathers() {
-  return std::ranges::count_if(trace::flight_recorder().read(), [](const trace::Record& record) {
-    return std::string_view(record.name) == "all_gather" && record.state == trace::State::Done;
+std::ptrdiff_t ended(std::string_view name) {
+  return std::ranges::count_if(trace::flight_recorder().read(), [&](const trace::Record& record) {
+    return std::string_view(record.name) == name && record.state == trace::State::Done;
+  });
+}
+std::ptrdiff_t ended_gathers() { return ended("all_gather"); }
+
+// The kernels of part 2's backward are enqueued and cannot run until part 3's gradients are there.
+TEST_F(ShardedOnCuda, GradientsAreReducedBesideTheKernelsOfTheNextBackward) {
+  std::barrier meeting(2);
+  run([&](Rank& rank) {
+    const auto model = std::make_shared<Product>(rank.gpu);
+    FullyShardedDataParallel sharded(model, rank.group);
+    step(sharded, rank);
+    rank.drain();
+    meeting.arrive_and_wait();
+    const auto before = ended("reduce_scatter");
+    meeting.arrive_and_wait();
+    const auto stream = rank.stream();
+    model->on_backward = [&](std::size_t part) {
+      if (part == 2) {
+        rank.drain();  // until part 3's gradients are packed
+        fake_->hold(stream);
+      } else if (part == 1) {
+        EXPECT_GT(fake_->pending(stream), 0U);
+        meeting.arrive_and_wait();
+        EXPECT_TRUE(harness::comes_true([&] { return ended("reduce_scatter") == before + 2; }))
+            << "one unit on two ranks; there are " << ended("reduce_scatter") - before;
+        meeting.arrive_and_wait();
+        fake_->release(stream);
+      }
+    };
+    step(sharded, rank);
+    rank.drain();
+    expect_gradients(*model, 2);
   });
 }
 
