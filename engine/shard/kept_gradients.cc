@@ -6,6 +6,7 @@
 
 #include <weft/base/error.h>
 #include <weft/engine/shard/kept_gradients.h>
+#include <weft/engine/tensor/shard_mark.h>
 
 namespace weft::shard {
 
@@ -58,17 +59,24 @@ void KeptGradients::take(const Unit& unit, const std::vector<std::size_t>& param
   add(unit, parameters, gradients);
   for (std::size_t slot = 0; slot < parameters.size(); ++slot)
     gradients[slot] = std::move(all.at(parameters[slot]).sum);
-  for (const auto& [parameter, kept] : all) remove_stand_in(kept);
+  for (const auto& [parameter, kept] : all) let_go(kept);
   all.clear();
 }
 
 void KeptGradients::drop_zeroed() {
-  for (auto& all : units_) std::erase_if(all, [](const auto& it) { return !is_untouched(it.second); });
+  for (auto& all : units_) {
+    std::erase_if(all, [](const auto& item) {
+      const Kept& kept = item.second;
+      if (is_untouched(kept)) return false;
+      let_go(kept);
+      return true;
+    });
+  }
 }
 
 void KeptGradients::drop_all() {
   for (auto& all : units_) {
-    for (const auto& [parameter, kept] : all) remove_stand_in(kept);
+    for (const auto& [parameter, kept] : all) let_go(kept);
     all.clear();
   }
 }
@@ -89,8 +97,10 @@ void KeptGradients::require_trained(const std::vector<std::shared_ptr<Unit>>& un
 KeptGradients::Kept KeptGradients::kept_for(at::Tensor shard) {
   Kept kept;
   at::Tensor& gradient = shard.mutable_grad();
-  kept.is_stand_in = !gradient.defined();
-  if (kept.is_stand_in) gradient = at::zeros_like(shard);
+  if (!gradient.defined()) {
+    gradient = at::zeros_like(shard);
+    gradient.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<StandInMark>());
+  }
   kept.gradient = gradient;
   kept.version = static_cast<std::uint32_t>(gradient._version());
   kept.shard = std::move(shard);
@@ -102,8 +112,14 @@ bool KeptGradients::is_untouched(const Kept& kept) {
   return now.is_same(kept.gradient) && static_cast<std::uint32_t>(now._version()) == kept.version;
 }
 
-void KeptGradients::remove_stand_in(const Kept& kept) {
-  if (kept.is_stand_in && is_untouched(kept)) kept.shard.mutable_grad().reset();
+void KeptGradients::let_go(const Kept& kept) {
+  at::Tensor& now = kept.shard.mutable_grad();
+  if (!is_stand_in(now)) return;
+  if (is_untouched(kept)) {
+    now.reset();
+  } else {
+    now.unsafeGetTensorImpl()->set_backend_meta(nullptr);
+  }
 }
 
 }  // namespace weft::shard

@@ -51,11 +51,11 @@ class KeptGradients {
     at::Tensor shard;
     at::Tensor gradient;  // the shard's .grad, and its version
     std::uint32_t version = 0;
-    bool is_stand_in = false;  // `gradient` stands in for an undefined one
   };
   static Kept kept_for(at::Tensor shard);
   static bool is_untouched(const Kept& kept);
-  static void remove_stand_in(const Kept& kept);
+  // Ends what kept_for() has begun.
+  static void let_go(const Kept& kept);
 
   std::vector<std::map<std::size_t, Kept>> units_;  // by unit, and by parameter
 };

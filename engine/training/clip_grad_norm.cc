@@ -21,6 +21,7 @@
 #include <weft/engine/group/shard_groups.h>
 #include <weft/engine/training/agreement.h>
 #include <weft/engine/training/clip_grad_norm.h>
+#include <weft/engine/training/stand_ins.h>
 
 namespace weft {
 
@@ -57,6 +58,7 @@ std::vector<Part> parts_of(const torch::nn::Module& model) {
     std::vector<at::Tensor>& gradients = gradients_over(parts, group::shard_group_of(parameter));
     at::Tensor gradient = parameter.grad();
     if (!gradient.defined()) continue;
+    training::require_averaged(gradient, "clip_grad_norm_");
     if (gradient.is_sparse()) {
       gradient = gradient.coalesce();  // the norm is that of the sums
       parameter.mutable_grad() = gradient;

@@ -24,7 +24,8 @@ namespace weft {
 // a sharded model add up to one norm by an all_reduce over their group. `over` names ranks that
 // hold different parameters of one model, as the stages of a pipeline do; never the ranks of a
 // DistributedDataParallel, which would count each gradient once for each rank. Does not wait for
-// the GPU. Throws Caller for a max_norm that is negative or NaN, and for other norm_types.
+// the GPU. Throws Caller for a max_norm that is negative or NaN, for other norm_types, and while
+// no_sync() of a sharded model keeps gradients.
 WEFT_API at::Tensor clip_grad_norm_(const torch::nn::Module& model, double max_norm,
                                     double norm_type = 2, ProcessGroup over = {});
 

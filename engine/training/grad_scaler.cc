@@ -17,6 +17,7 @@
 #include <weft/engine/group/shard_groups.h>
 #include <weft/engine/training/agreement.h>
 #include <weft/engine/training/grad_scaler.h>
+#include <weft/engine/training/stand_ins.h>
 #include <weft/engine/zero/zero.h>
 
 namespace weft {
@@ -73,6 +74,7 @@ Gradients gradients_of(const Optimizer& optimizer) {
     for (const at::Tensor& parameter : parameters.params()) {
       at::Tensor gradient = parameter.grad();
       if (!gradient.defined()) continue;
+      training::require_averaged(gradient, "GradScaler");
       if (gradient.scalar_type() == at::kHalf) {
         throw Error(Blame::Caller,
                     "GradScaler: attempting to unscale float16 gradients, whose range is what "

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <weft/tests/harness/ranks.h>
+#include <weft/training.h>
 
 #include "sharded_models.h"
 
@@ -159,6 +160,24 @@ TEST(ShardedKeptGradients, OfAFrozenParameterAreRefusedUntilTheyAreDropped) {
     }
     for (const auto& shard : trained.net.ptr(0)->parameters()) EXPECT_FALSE(shard.grad().defined());
     EXPECT_TRUE(are_equal(gradients(trained.net), gradients(clean.net)));
+  });
+}
+
+TEST(ShardedKeptGradients, AreNotClippedAndNotUnscaled) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    Trained trained(group);
+    torch::optim::SGD optimizer(trained.net.parameters(), 0.1);
+    GradScaler scaler;
+    const auto clip = [&] { clip_grad_norm_(trained.net, 1.0); };
+    const auto unscale = [&] { scaler.unscale_(optimizer); };
+    scaler.scale(torch::ones({}));
+    trained.backward(inputs_of(group, 1), true);
+    EXPECT_THAT(error_of(clip).text(), HasSubstr("clip_grad_norm_: no_sync() keeps gradients"));
+    EXPECT_THAT(error_of(unscale).text(), HasSubstr("GradScaler: no_sync() keeps gradients"));
+    trained.net.zero_grad(false);
+    trained.backward(inputs_of(group, 1));
+    clip();
+    unscale();
   });
 }
 
