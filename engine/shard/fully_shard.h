@@ -65,7 +65,8 @@ class WEFT_API ShardedRoot : public Joinable {
   // While it lives, the backwards of the forwards made meanwhile keep whole gradients on each rank,
   // in addition to the shards' .grad, which is zeros meanwhile if it was undefined. The first
   // backward of another forward averages all that has accumulated. zero_grad() of the optimizer or
-  // the module, called on all ranks, drops it, as does whatever else resets or writes the .grad.
+  // the module, called on all ranks, drops it, as does whatever else resets or writes the .grad,
+  // and a backward that fails while it averages.
   // Hooks of shards are called with the average, and with an undefined tensor when no_sync() keeps.
   using NoSync = parallel::NoSync<ShardedRoot>;
   // With `on` false it changes nothing: for loops that synchronise only in every nth step.
