@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
 #include <stdexcept>
 #include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>
@@ -15,6 +17,8 @@
 #include <weft/cuda/fence.h>
 #include <weft/cuda/ipc.h>
 #include <weft/cuda/memory.h>
+#include <weft/cuda/pinned.h>
+#include <weft/cuda/poll.h>
 #include <weft/cuda/retire.h>
 #include <weft/tests/harness/fake_torch_cuda.h>
 
@@ -27,12 +31,70 @@ namespace {
 thread_local c10::DeviceIndex current_device = 0;
 thread_local std::map<c10::DeviceIndex, c10::StreamId> current_streams;
 
+// Pinned memory as libtorch has it: what is freed is kept for later tensors. As there, the driver
+// knows it, so copies do not make the host wait. Unlike there, it may be given out again while a
+// copy to it runs.
+class PinnedAllocator final : public c10::Allocator {
+ public:
+  explicit PinnedAllocator(cuda::Device& device) : pool_(device) {}
+  c10::DataPtr allocate(std::size_t bytes) override {
+    auto memory =
+        std::make_unique<cuda::PinnedMemory>(pool_.allocate(std::max<std::size_t>(bytes, 1)));
+    void* const address = memory->slice().data;
+    {
+      std::lock_guard lock(mutex_);
+      begins_[address] = bytes;
+    }
+    return {address, memory.release(),
+            [](void* owned) { delete static_cast<cuda::PinnedMemory*>(owned); },
+            c10::Device(c10::kCPU)};
+  }
+  bool has(const void* address) const {
+    std::lock_guard lock(mutex_);
+    const auto after = begins_.upper_bound(const_cast<void*>(address));
+    if (after == begins_.begin()) return false;
+    const auto& [begin, bytes] = *std::prev(after);
+    return static_cast<const char*>(address) < static_cast<const char*>(begin) + bytes;
+  }
+  void copy_data(void*, const void*, std::size_t) const override {
+    throw std::logic_error("the fake allocator does not copy");
+  }
+
+ private:
+  cuda::PinnedPool pool_;
+  mutable std::mutex mutex_;
+  std::map<void*, std::size_t> begins_;
+};
+std::atomic<PinnedAllocator*> pinned{nullptr};
+
+// A GPU's default generator. Like libtorch's, it does not tell its state while the current stream
+// is captured.
+struct GpuGenerator final : at::CPUGeneratorImpl {
+  explicit GpuGenerator(c10::DeviceIndex index) : CPUGeneratorImpl(7), index_(index) {}
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
+
+ private:
+  const c10::DeviceIndex index_;
+};
+
 // libtorch asks these hooks whether there are GPUs, on whose streams autograd's nodes would run.
 struct Hooks final : at::CUDAHooksInterface {
   void init() const override {}  // initialises libtorch's allocator before the first tensor
   bool isBuilt() const override { return c10::impl::hasDeviceGuardImpl(c10::kCUDA); }
   bool hasCUDA() const override { return isBuilt(); }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return isBuilt(); }  // all are open
+  bool isPinnedPtr(const void* data) const override {
+    return pinned != nullptr && pinned.load()->has(data);
+  }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return pinned; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
+    static std::map<c10::DeviceIndex, at::Generator> generators;
+    static std::mutex mutex;
+    std::lock_guard lock(mutex);
+    at::Generator& generator = generators[index];
+    if (!generator.defined()) generator = at::make_generator<GpuGenerator>(index);
+    return generator;
+  }
 };
 
 }  // namespace
@@ -111,6 +173,11 @@ class FakeTorchCuda::Guard final : public c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void* event) const override {
     return event == nullptr || static_cast<cuda::Event*>(event)->query();
   }
+  void synchronizeEvent(void* event) const override {
+    if (event == nullptr) return;
+    const auto& recorded = *static_cast<cuda::Event*>(event);
+    cuda::poll_until([&] { return recorded.query(); }, Deadline::in(std::chrono::seconds(20)));
+  }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<cuda::Event*>(event);
   }
@@ -124,6 +191,14 @@ class FakeTorchCuda::Guard final : public c10::impl::DeviceGuardImplInterface {
   mutable std::vector<std::unique_ptr<cuda::Stream>> streams_;
   mutable std::atomic<int> recorded_{0};
 };
+
+c10::intrusive_ptr<c10::TensorImpl> GpuGenerator::get_state() const {
+  const auto* const guard =
+      dynamic_cast<const FakeTorchCuda::Guard*>(c10::impl::getDeviceGuardImpl(c10::kCUDA));
+  TORCH_CHECK(!guard->view(guard->getStream({c10::kCUDA, index_})).is_capturing(),
+              "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture.");
+  return CPUGeneratorImpl::get_state();
+}
 
 // Allocates memory for the current stream of the current device and frees it in that stream's
 // order, as libtorch's allocator would do later. Use on other streams must be over by then, whether
@@ -180,9 +255,12 @@ FakeTorchCuda::FakeTorchCuda(const FakeDriver& driver, Memory memory)
   }
   c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCUDA)] = guard_.get();
   c10::SetAllocator(c10::kCUDA, allocator_.get());
+  pinned_ = std::make_shared<PinnedAllocator>(guard_->device(0));
+  pinned = static_cast<PinnedAllocator*>(pinned_.get());
 }
 
 FakeTorchCuda::~FakeTorchCuda() {
+  pinned = nullptr;
   c10::SetAllocator(c10::kCUDA, nullptr);
   c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCUDA)] = nullptr;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // libtorch's CUDA interface over a FakeDriver: while it lives, c10 finds streams, events and memory
 // for CUDA devices, and tensors can be on them. There are no kernels: such tensors can be named,
-// sliced and sent, but not computed with; work on them is enqueued through the driver.
+// sliced and sent, but not computed with; work on them is enqueued through the driver. There is
+// pinned memory, and each GPU has a default generator.
 //
 // One at a time. Make the first one before libtorch is asked whether it has CUDA, and do not use it
 // if libtorch has a real GPU.
@@ -10,6 +11,7 @@
 #include <memory>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/Stream.h>
 
 #include <weft/cuda/device.h>
@@ -47,6 +49,7 @@ class FakeTorchCuda {
  private:
   std::shared_ptr<Guard> guard_;
   std::shared_ptr<Allocator> allocator_;
+  std::shared_ptr<c10::Allocator> pinned_;
 };
 
 }  // namespace weft::harness
