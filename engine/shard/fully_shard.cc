@@ -143,14 +143,6 @@ void require_usable(const std::shared_ptr<torch::nn::Module>& module,
                     const FullyShardOptions& options, const char* name) {
   if (!module) throw Error(Blame::Caller, std::string(name) + ": the module is empty");
   check_options(options);
-  for (const at::Tensor& parameter : module->parameters()) {
-    if (options.offload && !parameter.is_cpu()) {
-      throw Error(Blame::Unsupported,
-                  std::string(name) +
-                      ": offload of parameters that compute on a GPU is not built yet; leave "
-                      "FullyShardOptions::offload out");
-    }
-  }
 }
 
 // The units of all shards in the module, in the order of its parameters.

@@ -27,7 +27,10 @@ struct FullyShardOptions {
   // parameters. Shards and optimizer state keep the parameters' own dtype. With param_dtype, the
   // floating-point tensors that are passed to the forward are cast as well.
   std::optional<torch::Dtype> param_dtype{}, reduce_dtype{};
-  // Shards and their gradients live in pinned host memory. For models on a GPU.
+  // Shards and their gradients live in pinned host memory. For models on a GPU: move the model
+  // there before. model->parameters() are on the CPU then, and the optimizer steps there.
+  // backward() returns when the gradients have come, and a forward without gradients when the
+  // shards have been read; nothing else makes the host wait.
   bool offload = false;
   // How many units are gathered ahead of their use, in the order that the first step recorded.
   int prefetch = 1;

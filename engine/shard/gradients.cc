@@ -15,6 +15,7 @@
 #include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -55,6 +56,16 @@ class Started {
   std::map<int, std::shared_ptr<Reduction>> reductions_ WEFT_GUARDED_BY(mutex_);
 };
 
+// True if the engine or the program reads gradients on their way there, and not only after the
+// backward.
+bool reads_at_once(const torch::autograd::Edge& edge) {
+  auto* const leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get());
+  return leaf == nullptr || leaf->variable.grad().defined() || !leaf->pre_hooks().empty() ||
+         !leaf->tensor_pre_hooks().empty() || !leaf->post_hooks().empty() ||
+         leaf->tensor_post_acc_grad_hooks() != nullptr ||
+         !torch::autograd::impl::hooks(leaf->variable).empty();
+}
+
 class ShardNode final : public torch::autograd::Node {
  public:
   ShardNode(std::shared_ptr<Started> started, std::vector<at::ScalarType> dtypes)
@@ -65,6 +76,7 @@ class ShardNode final : public torch::autograd::Node {
     if (reduction == nullptr) return variable_list(gradients.size());
     reduction->wait();
     reduction->finish(gradients, dtypes_);
+    if (std::ranges::any_of(next_edges(), &reads_at_once)) reduction->wait_for_host();
     return std::move(gradients);
   }
 
@@ -185,9 +197,9 @@ class Packing {
       elements.push_back(begins_[rank + 1] - begins_[rank]);
     bucket_.output = at::empty({elements[static_cast<std::size_t>(rank_)]}, flat.options());
     const group::CalledBy by("FullyShardedDataParallel");
-    bucket_.work =
-        group::reduce_scatter_rows(unit_.group(), bucket_.output, flat, elements,
-                                   "gradients of unit '" + unit_.name() + "'", {0, unit_.number()});
+    bucket_.work = group::reduce_scatter_rows(
+        unit_.group(), bucket_.lent.lend(bucket_.output), bucket_.lent.lend(flat), elements,
+        "gradients of unit '" + unit_.name() + "'", {0, unit_.number()});
   }
 
   void show_outputs(std::vector<at::Tensor>& outputs) const {
@@ -295,6 +307,7 @@ std::shared_ptr<Reduction> GradientReducer::reduce(const Unit& unit,
   auto reduction = std::make_shared<Reduction>();
   reduction->order = order_;
   reduction->unit = unit.number();
+  if (unit.offloads()) reduction->offload = unit.offload;
   for (std::size_t slot = 0; slot < parameters.size(); ++slot) {
     const UnitParameter& parameter = unit.parameters()[parameters[slot]];
     if (gradients[slot].defined() && gradients[slot].layout() != at::kStrided) {
@@ -306,9 +319,11 @@ std::shared_ptr<Reduction> GradientReducer::reduce(const Unit& unit,
     const at::ScalarType dtype = reduced_in(unit, parameter);
     auto bucket = std::ranges::find(reduction->buckets, dtype, &Reduction::Bucket::dtype);
     if (bucket == reduction->buckets.end()) {
-      reduction->buckets.push_back({.dtype = dtype, .slots = {}, .output = {}, .work = {}});
+      reduction->buckets.push_back(
+          {.dtype = dtype, .slots = {}, .output = {}, .work = {}, .kept_as = parameter.dtype});
       bucket = reduction->buckets.end() - 1;
     }
+    if (bucket->kept_as != parameter.dtype) bucket->kept_as = dtype;
     bucket->slots.push_back(slot);
   }
   for (Reduction::Bucket& bucket : reduction->buckets) {

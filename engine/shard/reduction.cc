@@ -9,7 +9,19 @@ namespace weft::shard {
 
 void Reduction::wait() {
   order->advance(*this);
-  for (Bucket& bucket : buckets) bucket.work.wait();
+  for (Bucket& bucket : buckets) {
+    if (bucket.on_host) {
+      bucket.on_host->order();
+    } else {
+      bucket.work.wait();
+    }
+  }
+}
+
+void Reduction::wait_for_host() {
+  for (Bucket& bucket : buckets) {
+    if (bucket.on_host) bucket.on_host->wait();
+  }
 }
 
 void Reduction::finish(std::vector<at::Tensor>& gradients,
@@ -17,13 +29,17 @@ void Reduction::finish(std::vector<at::Tensor>& gradients,
   for (const Bucket& bucket : buckets) {
     const std::int64_t count = bucket.output.numel();
     auto number = count - static_cast<std::int64_t>(bucket.slots.size());
+    const at::Tensor& values = bucket.on_host ? bucket.on_host->values() : bucket.output;
     for (const std::size_t slot : bucket.slots) {
       const std::int64_t here = number++;
+      const bool converts = gradients[slot].defined() && values.scalar_type() != dtypes[slot];
+      if (bucket.on_host && (converts || !came[slot])) bucket.on_host->wait();
       // Read, which waits for the device, only if the answer is not known here.
-      if (!came[slot] && bucket.output.narrow(0, here, 1).item<double>() == 0) {
+      if (!came[slot] && values.narrow(0, here, 1).item<double>() == 0) {
         gradients[slot].reset();
-      } else if (gradients[slot].defined() && gradients[slot].scalar_type() != dtypes[slot]) {
-        gradients[slot] = gradients[slot].to(dtypes[slot]);
+      } else if (gradients[slot].defined()) {
+        if (bucket.on_host) gradients[slot] = bucket.on_host->part(gradients[slot]);
+        if (converts) gradients[slot] = gradients[slot].to(dtypes[slot]);
       }
     }
   }
@@ -71,9 +87,14 @@ void ReductionOrder::advance_one(Reduction& reduction) {
   if (std::exchange(reduction.has_advanced, true)) return;
   for (Reduction::Bucket& bucket : reduction.buckets) {
     bucket.work.wait();
-    if (!replicas_) continue;
-    const group::CalledBy by("FullyShardedDataParallel");
-    bucket.work = group::all_reduce(replicas_, bucket.output, ReduceOp::Sum, {0, reduction.unit});
+    bucket.lent.end_behind(bucket.work, /*current_waits=*/true);
+    if (replicas_) {
+      const group::CalledBy by("FullyShardedDataParallel");
+      bucket.work = group::all_reduce(replicas_, bucket.output, ReduceOp::Sum, {0, reduction.unit});
+    }
+    if (reduction.offload) {
+      bucket.on_host = reduction.offload->take_out(bucket.output, bucket.kept_as, bucket.work);
+    }
   }
 }
 

@@ -18,6 +18,8 @@
 #include <weft/base/mutex.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/group/work.h>
+#include <weft/engine/shard/loan.h>
+#include <weft/engine/shard/offload.h>
 
 namespace weft::shard {
 
@@ -30,9 +32,14 @@ struct Reduction {
     std::vector<std::size_t> slots;  // positions in `parameters` of GradientReducer::reduce()
     at::Tensor output;               // this rank's rows, then for each slot how many ranks used it
     Work work;                       // the last operation that has been started
+    at::ScalarType kept_as = at::kFloat;     // the shards' dtype, if they have one
+    Loan lent = {};                          // to the reduce-scatter
+    std::shared_ptr<HostCopy> on_host = {};  // of `output`, for shards in host memory
   };
   // Waits for the result. Throws the operation's error.
   void wait();
+  // Blocks until gradients in host memory have come. Throws the operation's error.
+  void wait_for_host();
   // This rank's rows of the averages, by slot; undefined where no rank has brought a gradient.
   // Call it after wait().
   void finish(std::vector<at::Tensor>& gradients, const std::vector<at::ScalarType>& dtypes) const;
@@ -41,7 +48,8 @@ struct Reduction {
   std::vector<bool> came;  // by slot: this rank has brought a gradient
   std::uint32_t unit = 0;  // its number
   std::shared_ptr<ReductionOrder> order;
-  bool has_advanced = false;  // for the order's use
+  std::shared_ptr<Offload> offload;  // null if the shards are on the unit's device
+  bool has_advanced = false;         // for the order's use
 };
 
 // Reductions begin in the same order on all ranks, but which one a rank waits for first may differ.

@@ -54,10 +54,12 @@ std::shared_ptr<ShardedModel> ShardedModel::make(std::vector<std::shared_ptr<Uni
   std::size_t largest = 0;
   for (const auto& unit : model->units_) largest = std::max(largest, unit->bytes());
   const auto pool = std::make_shared<ReceivePool>(2 * largest);
+  const auto offload = std::make_shared<Offload>();
   for (std::size_t i = 0; i < model->units_.size(); ++i) {
     model->units_[i]->index = i;
     model->units_[i]->model = model;
     model->units_[i]->pool = pool;
+    model->units_[i]->offload = offload;
   }
   return model;
 }
@@ -116,6 +118,7 @@ void ShardedModel::begin_pass(bool trains) {
   if (trains) {
     orders_.backward.begin();
     reducer_.forget();
+    units_.front()->offload->forget();
   }
   for (std::size_t i = 0; trains && i < units_.size(); ++i) {
     versions_[i] = version_of(shards[i]);
@@ -125,15 +128,23 @@ void ShardedModel::begin_pass(bool trains) {
 }
 
 void ShardedModel::end_forward() {
-  MutexLock lock(mutex_);
-  if (--forwards_ > 0) return;
-  // Backward begins with the unit that was used last.
-  if (!trains_) {
-    kept_.assign(units_.size(), false);
-    present_.clear();
+  {
+    MutexLock lock(mutex_);
+    if (--forwards_ > 0) return;
+    // Backward begins with the unit that was used last.
+    if (!trains_) {
+      kept_.assign(units_.size(), false);
+      present_.clear();
+    }
+    begins_ = true;
+    free_unless(present_);
+    if (trains_) return;  // its backward waits
   }
-  begins_ = true;
-  free_unless(present_);
+  try {
+    units_.front()->offload->wait_until_read();
+  } catch (const std::exception& error) {
+    log::error(std::string("FullyShardedDataParallel: ") + error.what());
+  }
 }
 
 void ShardedModel::before_operator(const std::vector<Belongs>& used) {
@@ -258,6 +269,10 @@ std::shared_ptr<Reduction> ShardedModel::take_gradients(Unit& unit,
   const c10::AutoGradMode no_grad(false);
   MutexLock lock(mutex_);
   begin_backward();
+  if (unit.offloads()) {
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [offload = unit.offload] { offload->wait(); });
+  }
   kept_[unit.index] = false;
   std::erase(present_, unit.index);
   if (!unit.is_held()) unit.free();
@@ -335,6 +350,7 @@ void ShardedModel::average_rest() {
     std::vector<at::ScalarType> dtypes;
     for (const at::Tensor& shard : rest.shards) dtypes.push_back(shard.scalar_type());
     rest.reduction->finish(rest.gradients, dtypes);
+    rest.reduction->wait_for_host();
     for (std::size_t i = 0; i < rest.shards.size(); ++i) {
       if (!rest.gradients[i].defined()) continue;
       edges.push_back(torch::autograd::impl::gradient_edge(rest.shards[i]));

@@ -54,6 +54,14 @@ at::Tensor plain(const at::Tensor& shard) {
       .set_(shard.storage(), shard.storage_offset(), shard.sizes(), shard.strides());
 }
 
+// A copy of the tensor, for a shard.
+at::Tensor shard_like(const at::Tensor& rows, bool is_pinned) {
+  at::Tensor made = is_pinned ? Offload::pinned(rows.sizes(), rows.strides(), rows.scalar_type())
+                              : at::empty_strided(rows.sizes(), rows.strides(), rows.options());
+  made.copy_(rows);
+  return made;
+}
+
 // Also of a tensor that is not contiguous but dense.
 Slice bytes_of(const at::Tensor& tensor) {
   return {tensor.mutable_data_ptr(), tensor.nbytes(), tensor::device_of(tensor.device())};
@@ -74,6 +82,22 @@ group::SpreadRows spread_rows(const ProcessGroup& group, const UnitParameter& pa
   rows.mine = bytes_of(shard);
   rows.mine.bytes = rows.all[static_cast<std::size_t>(group.rank())].bytes;
   return rows;
+}
+
+// Adds what a gather into `memory` takes of the unit's shards. On a GPU, copies of them are made on
+// the current stream, and lent.
+void add_rows(const Unit& unit, const Slice& memory, Loan& lent,
+              std::vector<group::SpreadRows>& spread, std::vector<at::Tensor>& tensors) {
+  for (const UnitParameter& parameter : unit.parameters()) {
+    if (parameter.whole.numel() == 0) continue;
+    const at::Tensor shard = plain(parameter.shard());
+    at::Tensor rows = shard;
+    if (unit.offloads()) rows = rows.to(unit.device(), /*non_blocking=*/true);
+    rows = rows.to(parameter.whole.scalar_type());
+    spread.push_back(spread_rows(unit.group(), parameter, rows,
+                                 memory.part(parameter.offset, parameter.whole.nbytes())));
+    tensors.push_back(rows.is_same(shard) ? rows : lent.lend(rows));
+  }
 }
 
 }  // namespace
@@ -99,6 +123,7 @@ std::vector<std::int64_t> UnitParameter::shape(std::int64_t rows) const {
 Unit::Unit(std::string name, std::uint32_t number, ModelRanks ranks,
            const FullyShardOptions& options)
     : pool(std::make_shared<ReceivePool>(/*most_idle=*/0)),
+      offload(std::make_shared<Offload>()),
       name_(std::move(name)),
       number_(number),
       ranks_(std::move(ranks)),
@@ -129,8 +154,7 @@ at::Tensor Unit::add(const Given& given, std::size_t place) {
   const Rows mine = added.rows(group().rank(), group().size());
 
   const at::Tensor rows = added.is_scalar ? whole : whole.narrow(0, mine.first, mine.count);
-  at::Tensor shard = at::empty_strided(rows.sizes(), rows.strides(), rows.options());
-  shard.copy_(rows);
+  at::Tensor shard = shard_like(rows, offloads());
   shard.set_requires_grad(given.tensor.requires_grad());
   set_owner(shard, shared_from_this(), place);
   added.module = given.module;
@@ -166,7 +190,8 @@ std::vector<at::Tensor> Unit::shards() const {
                       "weft::materialize(model, seed) on all ranks first");
     }
     const std::int64_t rows = parameter.rows(group().rank(), group().size()).count;
-    const bool is_same = shard.scalar_type() == parameter.dtype && shard.device() == device_ &&
+    const bool is_same = shard.scalar_type() == parameter.dtype &&
+                         shard.device() == (offloads() ? c10::Device(c10::kCPU) : device_) &&
                          shard.sizes() == at::IntArrayRef(parameter.shape(rows)) &&
                          has_dense_rows(shard);
     if (is_same) continue;
@@ -188,72 +213,79 @@ void Unit::start_gather() {
   if (state_ != State::Sharded) return;
   const c10::AutoGradMode no_grad(false);
   const at::AutoDispatchBelowADInplaceOrView untracked;
-  memory_ = transient(*this, static_cast<std::int64_t>(bytes_), at::kByte);
-  std::vector<at::Tensor> tensors = {memory_};
-  std::vector<group::SpreadRows> spread;
-  const Slice memory = tensor::slice_of(memory_);
-  for (const UnitParameter& parameter : parameters_) {
-    if (parameter.whole.numel() == 0) continue;
-    at::Tensor shard = plain(parameter.shard());
-    if (shard.scalar_type() != parameter.whole.scalar_type())
-      shard = shard.to(parameter.whole.scalar_type());
-    spread.push_back(spread_rows(group(), parameter, shard,
-                                 memory.part(parameter.offset, parameter.whole.nbytes())));
-    tensors.push_back(std::move(shard));
-  }
-  const group::CalledBy by("FullyShardedDataParallel");
   gather_ = {};
-  if (!spread.empty()) {
-    gather_ = group::all_gather_rows(group(), std::move(spread), std::move(tensors),
-                                     "parameters of unit '" + name_ + "'", {0, number_});
-  }
-  streams_.clear();
-  state_ = State::Gathering;
+  gather_.memory = transient(*this, static_cast<std::int64_t>(bytes_), at::kByte);
   note_stream();
+  const Slice memory = tensor::slice_of(gather_.memory);
+  std::vector<at::Tensor> tensors = {gather_.lent.lend(gather_.memory)};
+  const auto gather = [&] {
+    std::vector<group::SpreadRows> spread;
+    add_rows(*this, memory, gather_.inputs_lent, spread, tensors);
+    if (spread.empty()) return;
+    const group::CalledBy by("FullyShardedDataParallel");
+    gather_.work = group::all_gather_rows(group(), std::move(spread), std::move(tensors),
+                                          "parameters of unit '" + name_ + "'", {0, number_});
+  };
+  try {
+    if (offloads()) {
+      offload->bring_in(device_, gather);
+    } else {
+      gather();
+    }
+  } catch (...) {
+    gather_.memory.reset();
+    throw;
+  }
+  state_ = State::Gathering;
 }
 
 void Unit::finish_gather() {
   if (state_ == State::Gathered) return;
   start_gather();
   try {
-    std::exchange(gather_, {}).wait();
+    gather_.work.wait();
   } catch (...) {
     free();
     throw;
   }
+  gather_.inputs_lent.end_behind(gather_.work, /*current_waits=*/true);
+  gather_.work = {};
   for (const UnitParameter& parameter : parameters_) {
-    if (parameter.whole.numel() > 0) fill(parameter.whole, memory_, parameter.offset);
+    if (parameter.whole.numel() > 0) fill(parameter.whole, gather_.memory, parameter.offset);
   }
-  memory_.reset();
+  gather_.memory.reset();
   state_ = State::Gathered;
   note_stream();
 }
 
 void Unit::free() {
   if (state_ == State::Sharded) return;
-  gather_ = {};
-  memory_.reset();
   // The allocator may give the memory out again on the stream that it was allocated on, so that
   // stream waits for the others.
-  for (std::size_t i = 1; i < streams_.size(); ++i) {
-    c10::Event used(streams_[i].device_type());
-    used.record(streams_[i]);
-    used.block(streams_[0]);
+  for (std::size_t i = 1; i < gather_.streams.size(); ++i) {
+    c10::Event used(gather_.streams[i].device_type());
+    used.record(gather_.streams[i]);
+    used.block(gather_.streams[0]);
   }
   if (state_ == State::Gathered) {
     for (const UnitParameter& parameter : parameters_) {
       if (parameter.whole.numel() > 0) release(parameter.whole);
     }
   }
+  gather_.memory.reset();
+  if (device_.is_cuda()) {
+    gather_.lent.end_behind(gather_.work);
+    gather_.inputs_lent.end_behind(gather_.work);
+  }
+  gather_.work = {};
   state_ = State::Sharded;
 }
 
 void Unit::give_values(std::size_t place, const at::Tensor& whole) {
   const c10::AutoGradMode no_grad(false);
   const UnitParameter& parameter = parameters_[place];
-  const at::Tensor rows = rows_of_whole(place, whole);
-  const at::Tensor mine = at::empty_strided(rows.sizes(), rows.strides(), rows.options());
-  mine.copy_(rows);
+  const bool is_pinned = options_.offload && whole.is_cuda();
+  const at::Tensor mine = shard_like(rows_of_whole(place, whole), is_pinned);
   put_into(parameter.shard(), mine.storage(), parameter.dtype);
   const at::ScalarType dtype = parameter.whole.scalar_type();
   const std::size_t bytes = storage_bytes(parameter.whole, dtype);
@@ -270,15 +302,17 @@ void Unit::start_hold() {
 
 void Unit::hold() {
   finish_gather();
+  offload->wait_until_read();  // the program may write to the shards afterwards
   ++holders_;
 }
 
 at::Tensor Unit::gathered(std::size_t place, const at::Tensor& rows) const {
   const c10::AutoGradMode no_grad(false);
   const UnitParameter& parameter = parameters_[place];
-  at::Tensor whole =
-      at::empty_strided(parameter.sizes, parameter.strides, rows.options().requires_grad(false));
-  if (whole.numel() == 0) return whole;
+  at::Tensor whole = at::empty_strided(
+      parameter.sizes, parameter.strides,
+      rows.options().requires_grad(false).device(offloads() ? device_ : rows.device()));
+  if (whole.numel() == 0) return whole.to(rows.device());
   // An element more, since a rank may have no rows and its tensor then no memory.
   at::Tensor mine = at::empty({rows.numel() + 1}, whole.options());
   mine.as_strided(rows.sizes(), whole.strides()).copy_(rows);
@@ -286,7 +320,7 @@ at::Tensor Unit::gathered(std::size_t place, const at::Tensor& rows) const {
   group::all_gather_rows(group(), std::move(spread), {whole, std::move(mine)},
                          "values of parameter '" + parameter.name + "'", {0, number_})
       .wait();
-  return whole;
+  return whole.to(rows.device());
 }
 
 at::Tensor Unit::rows_of_whole(std::size_t place, const at::Tensor& whole) const {
@@ -303,7 +337,7 @@ std::vector<at::Tensor> Unit::whole_values() const {
     const UnitParameter& parameter = parameters_[i];
     const at::TensorOptions options = at::TensorOptions(parameter.dtype).device(device_);
     if (parameter.whole.scalar_type() != parameter.dtype) {
-      values.push_back(gathered(i, parameter.shard().detach()));
+      values.push_back(gathered(i, parameter.shard().detach()).to(device_));
     } else {
       values.push_back(at::empty({0}, options)
                            .set_(parameter.whole.storage(), 0, parameter.sizes, parameter.strides));
@@ -313,13 +347,15 @@ std::vector<at::Tensor> Unit::whole_values() const {
 }
 
 void Unit::let_go() {
+  note_stream();  // of what has read the whole parameters
   if (--holders_ == 0) free();
 }
 
 void Unit::note_stream() {
   if (device_.is_cpu()) return;
   const c10::Stream stream = tensor::CudaDevices::current_stream(device_);
-  if (std::ranges::find(streams_, stream) == streams_.end()) streams_.push_back(stream);
+  if (std::ranges::find(gather_.streams, stream) == gather_.streams.end())
+    gather_.streams.push_back(stream);
 }
 
 at::Tensor transient(const Unit& unit, std::int64_t elements, at::ScalarType dtype) {

@@ -7,7 +7,7 @@
 // modules' members hold, refer to it weakly. The model's mutex guards it. start_gather() and free()
 // do not block; finish_gather() makes the host (CPU) or the current stream (CUDA) wait.
 //
-// It has 26 functions, because nine of them only read what the unit was made of, and all others
+// It has 27 functions, because ten of them only read what the unit was made of, and all others
 // change one state: which memory the parameters have.
 #pragma once
 
@@ -24,7 +24,9 @@
 
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/shard/fully_shard_options.h>
+#include <weft/engine/shard/loan.h>
 #include <weft/engine/shard/model_ranks.h>
+#include <weft/engine/shard/offload.h>
 #include <weft/engine/shard/rows.h>
 #include <weft/engine/tensor/receive_pool.h>
 
@@ -77,7 +79,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const ProcessGroup& group() const { return ranks_.shards; }
   const FullyShardOptions& options() const { return options_; }
   const std::vector<UnitParameter>& parameters() const { return parameters_; }
+  // On which it computes.
   c10::Device device() const { return device_; }
+  // True if the shards are in pinned host memory, and the unit computes on a GPU.
+  bool offloads() const { return options_.offload && device_.is_cuda(); }
   std::uint32_t number() const { return number_; }
   // The parameter's name in the whole model, for errors. While the unit is sharded.
   void rename(std::size_t place, const std::string& name);
@@ -85,6 +90,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::weak_ptr<ShardedModel> model;
   std::size_t index = 0;              // in the model
   std::shared_ptr<ReceivePool> pool;  // of memory on the host; the model's
+  std::shared_ptr<Offload> offload;   // the model's
 
   // The shards, by parameter. Throws Caller if one has no values yet, or is not what it was: moved,
   // cast, resized, or dropped.
@@ -133,9 +139,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::size_t bytes_ = 0;
   State state_ = State::Sharded;
   std::atomic<int> holders_{0};
-  at::Tensor memory_;  // until the parameters are filled with it
-  Work gather_;
-  std::vector<c10::Stream> streams_;  // CUDA: the first one allocated memory_
+  struct Gather {
+    at::Tensor memory = {};  // until the parameters are filled with it
+    Work work = {};          // until it has been waited for
+    // CUDA: `memory` while the unit is gathered, and copies of the shards while the gather runs.
+    Loan lent = {}, inputs_lent = {};
+    std::vector<c10::Stream> streams = {};  // CUDA: that use it; the first one allocated `memory`
+  } gather_;
 };
 
 // Sums the versions of a unit's shards: it changes when the program changes a shard.

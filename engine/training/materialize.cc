@@ -99,7 +99,7 @@ class Scratch {
       const at::Tensor& member = entry.member();
       if ((entry.is_new && !device) || lent_.contains(key_of(entry))) continue;
       const std::size_t bytes = shard::storage_bytes(member, entry.dtype());
-      MarkedMemory memory(bytes, entry.is_new ? *device : entry.tensor.device());
+      MarkedMemory memory(bytes, entry.is_new ? *device : member.device());
       lent_.emplace(key_of(entry), Lent{member.storage(), member.scalar_type(), memory});
       shard::put_into(member, memory.storage(), entry.dtype());
       if (!entry.is_new) member.zero_();
