@@ -19,6 +19,8 @@ class GatherOrder {
   // At most `count` units that come next, nearest first, without repetition and without the one
   // that is used now. Empty during the first pass.
   std::vector<std::size_t> next(std::size_t count) const;
+  // True after a pass.
+  bool is_recorded() const { return !recorded_.empty() || !present_.empty(); }
 
  private:
   std::vector<std::size_t> recorded_, present_;

@@ -10,6 +10,7 @@
 #include <weft/base/log.h>
 #include <weft/engine/autograd/execution_context.h>
 #include <weft/engine/autograd/pass.h>
+#include <weft/engine/shard/capture.h>
 #include <weft/engine/shard/sharded_model.h>
 
 namespace weft::shard {
@@ -103,17 +104,22 @@ void ShardedModel::begin_pass(bool trains) {
                 "a forward with gradients began while weft::FullParameters holds the whole "
                 "parameters; destroy that first, or evaluate under torch::NoGradGuard");
   }
+  GatherOrder& order = trains ? orders_.forward : orders_.evaluation;
+  const bool is_captured = is_capturing(*units_.front());
+  if (is_captured) {
+    require_capturable(units_, order.is_recorded() && (!trains || orders_.backward.is_recorded()));
+  }
   if (trains) {
     drop_failed();
     reducer_.kept().drop_zeroed();
     if (require_grad(shards)) reducer_.kept().require_trained(units_);
   }
   trains_ = trains;
+  captured_ = is_captured;
   begins_ = true;
   kept_.assign(units_.size(), false);
   present_.clear();
   free_unless({});
-  GatherOrder& order = trains ? orders_.forward : orders_.evaluation;
   order.begin();
   if (trains) {
     orders_.backward.begin();
@@ -190,6 +196,7 @@ void ShardedModel::use(const std::vector<Belongs>& used) {
   const auto is_ready = [&](std::size_t unit) WEFT_REQUIRES(mutex_) {
     return contains(present_, unit) && units_[unit]->state() == Unit::State::Gathered;
   };
+  if (begins_ && is_backward) require_captured_alike(captured_, is_capturing(*units_.front()));
   // The first use of a pass is noted even if the unit is there, which it is at the begin of
   // backward.
   if (std::exchange(begins_, false) || !std::ranges::all_of(units, is_ready))
@@ -280,6 +287,7 @@ std::shared_ptr<Reduction> ShardedModel::take_gradients(Unit& unit,
     reducer_.kept().add(unit, parameters, gradients);
     return nullptr;
   }
+  if (captured_) require_gradients(unit, parameters, gradients);
   average_rest_later();
   return reducer_.reduce(unit, parameters, std::move(gradients), outputs);
 }
@@ -339,6 +347,7 @@ void ShardedModel::average_rest() {
         rest.shards.push_back(shards[i]);
       }
       rest.gradients.resize(parameters.size());
+      if (captured_) require_gradients(*unit, parameters, rest.gradients);
       rest.reduction = reducer_.reduce(*unit, parameters, rest.gradients, rest.gradients);
       rests.push_back(std::move(rest));
     }

@@ -90,7 +90,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   mutable Mutex mutex_;
   int forwards_ WEFT_GUARDED_BY(mutex_) = 0;  // nested calls of the root's forward
   bool trains_ WEFT_GUARDED_BY(mutex_) = false;
-  bool begins_ WEFT_GUARDED_BY(mutex_) = true;  // the next use is the first of its pass
+  bool captured_ WEFT_GUARDED_BY(mutex_) = false;  // the last forward, into a CUDA graph
+  bool begins_ WEFT_GUARDED_BY(mutex_) = true;     // the next use is the first of its pass
   struct Orders {
     GatherOrder forward, evaluation, backward;
     bool told = false;  // of a change

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 #include <utility>
 
@@ -54,6 +55,22 @@ std::vector<c10::Device> devices_of(const Tensors& inputs, const Tensors& parame
     }
   }
   return devices;
+}
+
+// Throws Caller while a GPU's generator is in a capture: libtorch keeps its state on the GPU then,
+// and does not tell it, so the second forward could not draw the same numbers.
+GeneratorStates states_of(const std::vector<c10::Device>& devices,
+                          const torch::nn::Module& module) {
+  try {
+    return GeneratorStates(devices);
+  } catch (const c10::Error& error) {
+    if (std::string_view(error.what()).find("graph capture") == std::string_view::npos) throw;
+    throw Error(Blame::Caller,
+                "checkpointed: " + module.name() +
+                    " cannot be captured into a CUDA graph: it would need the state of the GPU's "
+                    "random number generator, which libtorch does not give during a capture; "
+                    "capture the step without checkpointed(), or run it as it is");
+  }
 }
 
 // The autocast cache holds copies of parameters as one forward has made them: without gradients
@@ -151,7 +168,7 @@ class Recomputation final : public torch::CustomClassHolder {
       : module_(std::move(module)),
         parameters_(parameters_of(*module_)),
         devices_(devices_of(inputs, parameters_)),
-        generators_(devices_),
+        generators_(states_of(devices_, *module_)),
         again_(std::move(again)) {
     for (const at::Tensor& input : inputs) is_defined_.push_back(input.defined());
   }
@@ -234,7 +251,7 @@ class Recomputation final : public torch::CustomClassHolder {
     Tensors inputs;
     for (std::size_t i = 0, next = 0; i < is_defined_.size(); ++i)
       inputs.push_back(is_defined_[i] ? defined[next++] : at::Tensor());
-    const GeneratorStates before(devices_);
+    const GeneratorStates before = states_of(devices_, *module_);
     Tensors all;
     {
       const at::ThreadLocalStateGuard as_before(thread_);

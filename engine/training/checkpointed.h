@@ -8,13 +8,14 @@
 //   }
 //
 // The first forward runs as under torch::NoGradGuard. The second one runs inside of backward, in
-// the order of the backward: with the states that the default generators had at the first one, and
-// its autocast. It must compute the same, so no other thread may draw from these generators
-// meanwhile. Running statistics of torch::nn's and Weft's normalisation layers are updated once;
-// other side effects happen twice. backward() runs once; create_graph is refused. Works in models
-// that are wrapped by DistributedDataParallel and FullyShardedDataParallel, which reach the
-// parameters as usual, and nested. Call it in forward, with a part of the model, not with the
-// wrapper.
+// the order of the backward: with the states that the default generators had at the first one (the
+// CPU's, and those of the GPUs of arguments and parameters), and its autocast. It must compute the
+// same, so no other thread may draw from these generators meanwhile. Running statistics of
+// torch::nn's and Weft's normalisation layers are updated once; other side effects happen twice.
+// backward() runs once; create_graph is refused, and so is a capture into a CUDA graph, in which
+// libtorch does not give the state of a GPU's generator. Works in models that are wrapped by
+// DistributedDataParallel and FullyShardedDataParallel, which reach the parameters as usual, and
+// nested. Call it in forward, with a part of the model, not with the wrapper.
 //
 // Parameters get gradients if the module has registered them, and tensors if they are arguments:
 // tensors, and tensors in optionals, tuples, containers and structs with WEFT_FIELDS. Arguments are
