@@ -109,12 +109,14 @@ struct Product : torch::nn::Module {
   at::Tensor forward(at::Tensor x) {
     for (std::size_t i = 0; i < used; ++i) {
       x = x * parts[i]->weight;
+      if (i == 0 && in_forward) in_forward();
       if (i == 0 && in_backward) x.register_hook([this](const at::Tensor&) { in_backward(); });
     }
     return x;
   }
   std::vector<std::shared_ptr<Scaled>> parts;
   std::size_t used = kParts;
+  std::function<void()> in_forward;   // called behind the first part
   std::function<void()> in_backward;  // called before the first part's kernels are enqueued
 };
 

@@ -141,10 +141,9 @@ TEST_F(ShardedOnCuda, AUnitThatTwoStreamsUseIsFreedBehindBoth) {
     const at::Tensor ones = rank.filled(1, kRows);
     rank.drain();
     at::Tensor seen;
-    before_product = [&] {
-      // Begins to read the first unit on a stream that is held.
-      fake_->hold(torch_->view(side));
+    model->in_forward = [&] {  // begins to read the first unit on a stream that is held
       rank.drain();
+      fake_->hold(torch_->view(side));
       const c10::StreamGuard current(side);
       const torch::NoGradGuard no_grad;
       seen = ones * model->parts[0]->weight;
