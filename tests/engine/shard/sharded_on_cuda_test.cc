@@ -120,6 +120,7 @@ TEST_F(ShardedOnCuda, AForgottenGatherIsOverBeforeItsMemoryIsUsedAgain) {
     meeting.arrive_and_wait();
     fake_->release(rank.stream());
     rank.drain();
+    rank.group.barrier().synchronize();  // behind the gather
     for (const at::Tensor& other : others) {
       const fake_gpu::View values(other);
       for (std::int64_t i = 0; i < values.count; ++i) ASSERT_EQ(values[i], -1) << i;
