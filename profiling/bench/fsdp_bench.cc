@@ -9,6 +9,8 @@
 //
 //   blocks: 8 transformer blocks of width 512 (25.2 M parameters), 4 texts of 32 tokens a rank
 //   mlp:    784-4096-4096-1024-10 (24.2 M parameters), batch 32 a rank
+//
+// On a GPU also one rank over NCCL, beside the plain module, eager and captured (fsdp_on_gpu.h).
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +21,7 @@
 
 #include <torch/torch.h>
 
+#include <weft/profiling/bench/fsdp_on_gpu.h>
 #include <weft/profiling/bench/report.h>
 #include <weft/profiling/bench/workers.h>
 #include <weft/weft.h>
@@ -244,5 +247,6 @@ int main(int argc, char** argv) {
   for (const std::string model : {"blocks", "mlp"}) {
     if (report.wants(model)) measure(model, report);
   }
+  weft::bench::bench_fsdp_on_gpu(report);
   return report.finish();
 }

@@ -720,7 +720,7 @@ class Gpu(DevTest):
 
     def test_pack_holds_tests_benches_and_dev(self):
         printed, names = self.packed()
-        programs = {"a_gpu_test", "b_gpu_test", "gpu_bench", "transport_bench", "kernels_bench", "optim_bench", "weft-timeline"}
+        programs = {"a_gpu_test", "b_gpu_test", "gpu_bench", "transport_bench", "kernels_bench", "optim_bench", "fsdp_bench", "fsdp_gpu_worker", "weft-timeline"}
         modules = {f"weft-gpu/tools/dev/{path.name}" for path in (SCRIPT.parent / "tools" / "dev").glob("*.py")}
         self.assertEqual(names, {f"weft-gpu/bin/{name}" for name in programs} | modules | {"weft-gpu/dev", "weft-gpu/COMMIT", "weft-gpu/TORCH", "weft-gpu/tests.txt"})
         self.assertIn(f"for torch {self.dev.DEFAULT_TORCH}", printed)

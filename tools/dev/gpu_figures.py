@@ -162,6 +162,10 @@ GPU_FIGURES = [
      value("exposed communication", "share of the step", "weft-timeline summary")),
     ("captured training step, host time over eager", "0.5",
      ratio("training step", "host time", "captured", "eager")),
+    ("step of a sharded model over NCCL with one rank, time over the plain module's", "1.02",
+     ratio("gpu blocks step", "time", "weft nccl", "plain")),
+    ("the same step captured, time over the plain module's captured", "1.02",
+     ratio("gpu blocks step", "time", "weft nccl captured", "plain captured")),
 ]
 
 # The same for a result's tests.

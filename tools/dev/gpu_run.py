@@ -31,9 +31,10 @@ GPU_BENCHES = [
     ("transport_bench", "cuda_ipc"),
     ("kernels_bench", "gpu"),
     ("optim_bench", "gpu step"),
+    ("fsdp_bench", "gpu blocks"),
 ]
 GPU_BENCH_OPTIONS = {"cuda_ipc": ["--runs", "2"]}  # a run takes 20 s
-GPU_PROGRAMS = [*dict.fromkeys(name for name, _ in GPU_BENCHES), "weft-timeline"]
+GPU_PROGRAMS = [*dict.fromkeys(name for name, _ in GPU_BENCHES), "fsdp_gpu_worker", "weft-timeline"]
 
 
 class GpuTime:
