@@ -61,14 +61,21 @@ Offload::Streams& Offload::streams_of(c10::Device gpu) {
   return streams_.emplace_back(Streams{streams.front(), streams.back(), nullptr});
 }
 
-void Offload::bring_in(c10::Device gpu, const std::function<void()>& read) {
+std::pair<c10::Stream, c10::Stream> Offload::streams_for(c10::Device gpu) {
   MutexLock lock(mutex_);
-  Streams& streams = streams_of(gpu);
-  follow_current(streams.in);
-  const c10::StreamGuard current(streams.in);
+  const Streams& streams = streams_of(gpu);
+  return {streams.in, streams.out};
+}
+
+void Offload::bring_in(c10::Device gpu, const std::function<void()>& read) {
+  const c10::Stream in = streams_for(gpu).first;
+  follow_current(in);
+  const c10::StreamGuard current(in);
   read();
+  MutexLock lock(mutex_);  // events replace each other in the order of the stream
+  Streams& streams = streams_of(gpu);
   streams.read = std::make_shared<c10::Event>(gpu.type());
-  streams.read->record(streams.in);
+  streams.read->record(in);
 }
 
 void Offload::wait_until_read() {
@@ -84,10 +91,10 @@ void Offload::wait_until_read() {
 
 std::shared_ptr<HostCopy> Offload::take_out(const at::Tensor& from, at::ScalarType dtype,
                                             const Work& operation) {
+  auto copy = std::make_shared<HostCopy>(from, dtype, operation, streams_for(from.device()).second);
   MutexLock lock(mutex_);
-  copies_.push_back(
-      std::make_shared<HostCopy>(from, dtype, operation, streams_of(from.device()).out));
-  return copies_.back();
+  copies_.push_back(copy);
+  return copy;
 }
 
 void Offload::wait() {

@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -68,6 +69,7 @@ class Offload {
     std::shared_ptr<c10::Event> read;  // on `in`
   };
   Streams& streams_of(c10::Device gpu) WEFT_REQUIRES(mutex_);
+  std::pair<c10::Stream, c10::Stream> streams_for(c10::Device gpu);  // in, out
 
   Mutex mutex_;
   std::vector<Streams> streams_ WEFT_GUARDED_BY(mutex_);  // by GPU
