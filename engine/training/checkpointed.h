@@ -19,9 +19,11 @@
 //
 // Parameters get gradients if the module has registered them, and tensors if they are arguments:
 // tensors, and tensors in optionals, tuples, containers and structs with WEFT_FIELDS. Arguments are
-// copied; what a view such as an IntArrayRef shows must live until backward. The forward must not
-// write to its arguments. Without gradients it is a plain call. Nothing here blocks,
-// except what the module's forward does.
+// copied. Views (at::TensorList, at::IntArrayRef, std::span, std::string_view) and pointers to
+// tensors, numbers and texts do not compile, since what they show may be gone in backward: pass a
+// std::vector or a std::string, which forward() may take as a view. An object behind a pointer must
+// live until backward. The forward must not write to its arguments. Without gradients it is a plain
+// call. Nothing here blocks, except what the module's forward does.
 #pragma once
 
 #include <array>
@@ -40,6 +42,7 @@
 #include <weft/base/export.h>
 #include <weft/engine/future/refusal.h>
 #include <weft/engine/tensor/each_tensor.h>
+#include <weft/engine/training/borrowed.h>
 
 namespace torch::nn {
 class Module;
@@ -112,6 +115,17 @@ struct ForwardTakesOther : weft::detail::Refusal {
   }
 };
 template <class... About>
+struct KeepsAView : weft::detail::Refusal {
+  static constexpr bool accept() {
+    static_assert(weft::detail::kNever<About...>,
+                  "checkpointed keeps its arguments until backward, when the memory behind a view "
+                  "or a pointer (at::TensorList, at::IntArrayRef, std::span, std::string_view, "
+                  "std::tie, T*) may be gone; pass a std::vector, a std::string or the values "
+                  "themselves, of which forward() may take a view");
+    return false;
+  }
+};
+template <class... About>
 struct ReturnsOther : weft::detail::Refusal {
   static constexpr bool accept() {
     static_assert(weft::detail::kNever<About...>,
@@ -133,6 +147,8 @@ consteval auto refusal_of_checkpointed() {
                            module.forward(arguments...);
                          }) {
       return ForwardTakesOther<Module, Arguments...>();
+    } else if constexpr ((kIsBorrowed<Arguments> || ...)) {
+      return KeepsAView<Module, Arguments...>();
     } else {
       using Output =
           decltype(std::declval<M&>().forward(std::declval<std::decay_t<Arguments>&>()...));

@@ -641,6 +641,14 @@ at::Tensor call(const at::Tensor& x) {
 #ifdef CHECKPOINTED_WITH_OTHER_INPUT  // says: the module's forward() does not take these arguments
 at::Tensor call(const Net& net) { return weft::checkpointed(net, "text"); }
 #endif
+#ifdef CHECKPOINTED_VIEW  // says: keeps its arguments until backward
+struct Summing : torch::nn::Module {
+  at::Tensor forward(at::TensorList parts) { return parts[0] + parts[1]; }
+};
+at::Tensor call(const std::shared_ptr<Summing>& module, const std::vector<at::Tensor>& parts) {
+  return weft::checkpointed(module, at::TensorList(parts));
+}
+#endif
 #ifdef CHECKPOINTED_NUMBER  // says: checkpointed takes modules whose forward() returns
 struct Counting : torch::nn::Module {
   double forward(const at::Tensor& x) { return static_cast<double>(x.numel()); }

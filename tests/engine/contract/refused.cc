@@ -4,15 +4,21 @@
 // because the compiler reports an error once for each type.
 #include <array>
 #include <map>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include <torch/nn/modules/container/any.h>
 #include <torch/optim/lbfgs.h>
 
 #include <weft/checkpoint.h>
+#include <weft/fully_shard.h>
 #include <weft/optim.h>
 #include <weft/parallel.h>
 #include <weft/rpc.h>
@@ -190,6 +196,41 @@ void parts(DistributedDataParallel<torch::nn::Module>& ddp, torch::optim::LBFGS 
   checkpoint::Part(
       "optimizer",
       std::move(optimizer));  // refused: this optimizer would be gone before it is saved
+}
+
+struct TakesAll : torch::nn::Module {
+  template <class... Given>
+  at::Tensor forward(const Given&...) {
+    return {};
+  }
+};
+struct Naming {
+  std::string_view name;
+  auto weft_fields() const { return std::tie(name); }
+};
+
+// Arguments that may be gone in backward, also inside of others.
+void checkpoints(const std::shared_ptr<TakesAll>& module, at::Tensor tensor,
+                 const std::string& text, std::vector<float> numbers, char letters[4]) {
+  const char* pointer = text.c_str();
+  checkpointed(module, at::TensorList(tensor));                      // refused: until backward
+  checkpointed(module, tensor, at::IntArrayRef({1, 2}));             // refused: until backward
+  checkpointed(module, at::ITensorListRef(at::TensorList(tensor)));  // refused: until backward
+  checkpointed(module, std::span(numbers));                          // refused: until backward
+  checkpointed(module, std::string_view(text));                      // refused: until backward
+  checkpointed(module, pointer);                                     // refused: until backward
+  checkpointed(module, letters);                                     // refused: until backward
+  checkpointed(module, &tensor);                                     // refused: until backward
+  checkpointed(module, std::as_const(numbers).data());               // refused: until backward
+  checkpointed(module, std::ref(tensor));                            // refused: until backward
+  checkpointed(module, std::tie(tensor, text));                      // refused: until backward
+  checkpointed(module, std::optional<at::IntArrayRef>());            // refused: until backward
+  checkpointed(module, at::OptionalIntArrayRef());                   // refused: until backward
+  checkpointed(module, std::vector<std::string_view>());             // refused: until backward
+  checkpointed(module, std::make_pair(1, pointer));                  // refused: until backward
+  checkpointed(module, std::variant<int, at::TensorList>());         // refused: until backward
+  checkpointed(module, std::map<std::string, std::array<std::span<int>, 2>>());  // refused: until
+  checkpointed(module, Naming());  // refused: until backward
 }
 
 }  // namespace refused

@@ -111,6 +111,41 @@ TEST(Checkpointed, TakesAndReturnsValuesAndNestedTensors) {
                         })));
 }
 
+struct ViewingImpl : nn::Module {
+  ViewingImpl() : weight(register_parameter("weight", numbers({8}, 1))) {}
+  torch::Tensor forward(at::TensorList parts, at::OptionalIntArrayRef shape, std::string_view mode,
+                        const char* order, const nn::Module* other) {
+    EXPECT_NE(other, nullptr);
+    const auto sum = (parts[0] * weight + parts[1]).view(shape.value());
+    return mode == "abs" && std::string_view(order) == "last" ? sum.abs() : sum;
+  }
+  torch::Tensor weight;
+};
+
+TEST(Checkpointed, ForwardMayTakeViewsOfKeptArguments) {
+  const auto viewing = std::make_shared<ViewingImpl>();
+  const auto run = [&](auto call) {
+    viewing->zero_grad();
+    auto a = numbers({4, 8}, 1).requires_grad_();
+    auto parts = std::make_unique<std::vector<torch::Tensor>>(2, a);
+    std::vector<std::int64_t> shape{8, 4};
+    std::string mode = "abs";
+    const auto y = call(*parts, shape, mode);
+    EXPECT_TRUE((*parts)[1].is_same(a));  // the caller's tensors stay
+    parts.reset();
+    shape = {2, 2};
+    mode = "sum";
+    y.square().sum().backward();
+    return std::vector<torch::Tensor>{y.detach(), a.grad(), viewing->weight.grad().clone()};
+  };
+  const auto usual = run([&](auto& parts, auto& shape, auto& mode) {
+    return viewing->forward(parts, shape, mode, "last", viewing.get());
+  });
+  EXPECT_TRUE(are_equal(usual, run([&](auto& parts, auto& shape, auto& mode) {
+                          return checkpointed(viewing, parts, shape, mode, "last", viewing.get());
+                        })));
+}
+
 struct NoArgumentsImpl : nn::Module {
   torch::Tensor forward() { return torch::tanh(weight); }
   torch::Tensor weight = register_parameter("weight", numbers({4}, 1));
