@@ -1,28 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The user's call to which the operations of this thread belong. Errors and wait reports name it in
-// front of the operation ("checkpoint::save: all_gather_into #1"), which the user has never called.
+// The user's call to which the operations of this thread belong; see profiling/trace/called_by.h.
 #pragma once
+
+#include <weft/profiling/trace/called_by.h>
 
 namespace weft::group {
 
-class CalledBy {
- public:
-  // `name`: a literal. Does nothing inside of another one, since the user has called the outermost.
-  explicit CalledBy(const char* name) : is_outermost_(name_ == nullptr) {
-    if (is_outermost_) name_ = name;
-  }
-  ~CalledBy() {
-    if (is_outermost_) name_ = nullptr;
-  }
-  CalledBy(const CalledBy&) = delete;
-  CalledBy& operator=(const CalledBy&) = delete;
-
-  // Null if the user has called the operation itself.
-  static const char* name() { return name_; }
-
- private:
-  static inline thread_local const char* name_ = nullptr;
-  const bool is_outermost_;
-};
+using trace::CalledBy;
 
 }  // namespace weft::group

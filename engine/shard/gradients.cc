@@ -196,7 +196,7 @@ class Packing {
     for (std::size_t rank = 0; rank + 1 < begins_.size(); ++rank)
       elements.push_back(begins_[rank + 1] - begins_[rank]);
     bucket_.output = at::empty({elements[static_cast<std::size_t>(rank_)]}, flat.options());
-    const group::CalledBy by("FullyShardedDataParallel");
+    const group::CalledBy by(called_by(unit_));
     bucket_.work = group::reduce_scatter_rows(
         unit_.group(), bucket_.lent.lend(bucket_.output), bucket_.lent.lend(flat), elements,
         "gradients of unit '" + unit_.name() + "'", {0, unit_.number()});
@@ -308,6 +308,7 @@ std::shared_ptr<Reduction> GradientReducer::reduce(const Unit& unit,
   reduction->order = order_;
   reduction->unit = unit.number();
   if (unit.offloads()) reduction->offload = unit.offload;
+  reduction->called_by = called_by(unit);
   for (std::size_t slot = 0; slot < parameters.size(); ++slot) {
     const UnitParameter& parameter = unit.parameters()[parameters[slot]];
     if (gradients[slot].defined() && gradients[slot].layout() != at::kStrided) {

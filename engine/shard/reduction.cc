@@ -89,7 +89,7 @@ void ReductionOrder::advance_one(Reduction& reduction) {
     bucket.work.wait();
     bucket.lent.end_behind(bucket.work, /*current_waits=*/true);
     if (replicas_) {
-      const group::CalledBy by("FullyShardedDataParallel");
+      const group::CalledBy by(reduction.called_by);
       bucket.work = group::all_reduce(replicas_, bucket.output, ReduceOp::Sum, {0, reduction.unit});
     }
     if (reduction.offload) {

@@ -45,8 +45,9 @@ struct Reduction {
   void finish(std::vector<at::Tensor>& gradients, const std::vector<at::ScalarType>& dtypes) const;
 
   std::vector<Bucket> buckets;
-  std::vector<bool> came;  // by slot: this rank has brought a gradient
-  std::uint32_t unit = 0;  // its number
+  std::vector<bool> came;      // by slot: this rank has brought a gradient
+  std::uint32_t unit = 0;      // its number
+  const char* called_by = "";  // see called_by(unit)
   std::shared_ptr<ReductionOrder> order;
   std::shared_ptr<Offload> offload;  // null if the shards are on the unit's device
   bool has_advanced = false;         // for the order's use

@@ -17,6 +17,7 @@
 #include <weft/engine/shard/unit.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/tensor.h>
+#include <weft/profiling/trace/description.h>
 
 namespace weft::shard {
 
@@ -203,6 +204,11 @@ std::vector<at::Tensor> Unit::shards() const {
   return shards;
 }
 
+const char* called_by(const Unit& unit) {
+  const std::string name = unit.name().empty() ? "root" : "unit '" + unit.name() + "'";
+  return trace::keep("FullyShardedDataParallel's " + name);
+}
+
 std::uint64_t version_of(const std::vector<at::Tensor>& shards) {
   std::uint64_t sum = 0;
   for (const at::Tensor& shard : shards) sum += static_cast<std::uint64_t>(shard._version());
@@ -222,7 +228,7 @@ void Unit::start_gather() {
     std::vector<group::SpreadRows> spread;
     add_rows(*this, memory, gather_.inputs_lent, spread, tensors);
     if (spread.empty()) return;
-    const group::CalledBy by("FullyShardedDataParallel");
+    const group::CalledBy by(called_by(*this));
     gather_.work = group::all_gather_rows(group(), std::move(spread), std::move(tensors),
                                           "parameters of unit '" + name_ + "'", {0, number_});
   };
@@ -317,6 +323,7 @@ at::Tensor Unit::gathered(std::size_t place, const at::Tensor& rows) const {
   at::Tensor mine = at::empty({rows.numel() + 1}, whole.options());
   mine.as_strided(rows.sizes(), whole.strides()).copy_(rows);
   std::vector<group::SpreadRows> spread = {spread_rows(group(), parameter, mine, bytes_of(whole))};
+  const group::CalledBy by(called_by(*this));
   group::all_gather_rows(group(), std::move(spread), {whole, std::move(mine)},
                          "values of parameter '" + parameter.name + "'", {0, number_})
       .wait();

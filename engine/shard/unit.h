@@ -148,6 +148,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   } gather_;
 };
 
+// The name of the unit with which errors, the flight recorder and the timeline show its operations
+// (group::CalledBy): "FullyShardedDataParallel's unit 'block'".
+const char* called_by(const Unit& unit);
+
 // Sums the versions of a unit's shards: it changes when the program changes a shard.
 std::uint64_t version_of(const std::vector<at::Tensor>& shards);
 

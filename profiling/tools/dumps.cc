@@ -58,6 +58,7 @@ Record record_of(const Json& json, std::int64_t now, std::int64_t to_calendar) {
   record.dtype = text_of(json, "dtype");
   record.shape = shape_of(json);
   record.reduction = text_or_none(json, "reduction");
+  record.called_by = text_or_none(json, "called_by");
   const std::int64_t begun = integer_of(json, "begun", 0, now);
   const std::int64_t ended = integer_of(json, "ended", 0, now);
   if (ended != 0 && ended < begun)

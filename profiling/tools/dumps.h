@@ -22,6 +22,7 @@ struct Record {
   std::string dtype;
   std::vector<std::int64_t> shape;
   std::string reduction;   // "Sum"
+  std::string called_by;   // the part of the program that it belongs to
   std::int64_t begun = 0;  // nanoseconds since 1970, by the clock of the process's machine
   std::int64_t ended = 0;  // 0 if the operation was open
   std::string blame;

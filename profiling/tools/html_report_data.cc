@@ -158,7 +158,7 @@ class Spans {
     for (const char* list : {"begin", "length", "depth", "kind", "label", "count", "bad"})
       json[list] = Json::array();
     if (!lane.is_thread)
-      for (const char* list : {"sequence", "bytes", "peer", "group", "state"})
+      for (const char* list : {"sequence", "bytes", "peer", "group", "state", "called_by"})
         json[list] = Json::array();
     std::size_t rows = 1;
     for (const Block& block : blocks_of(lane.spans, joined_below_)) {
@@ -179,6 +179,7 @@ class Spans {
       json["peer"].push_back(span.peer);
       json["group"].push_back(name(span.group));
       json["state"].push_back(name(span.state == "done" ? "" : span.state));
+      json["called_by"].push_back(name(span.called_by));
     }
     json["rows"] = rows;
     return json;

@@ -41,6 +41,7 @@ void take_span(const Json& event, RankRun& rank) {
   span.tag = int_or(args, "tag", 0);
   span.bytes = word_or_none(args, "bytes");
   span.state = text_or_none(args, "state");
+  span.called_by = text_or_none(args, "called_by");
   span.row = int_of(event, "tid", kLeastInt);
   rank.end = std::max(rank.end, span.end);
   rank.operations.push_back(std::move(span));

@@ -23,6 +23,7 @@ struct Span {
   int tag = 0;
   std::uint64_t bytes = 0;
   std::string state;
+  std::string called_by;  // the part of the program that it belongs to
   int row = 0;
 };
 

@@ -32,8 +32,10 @@ std::string call_of(const Record& collective) {
 }
 
 std::string describe(const Record& record, const std::string& agent) {
-  if (record.kind == "collective")
-    return "collective #" + std::to_string(record.sequence) + ", " + call_of(record);
+  if (record.kind == "collective") {
+    const std::string by = record.called_by.empty() ? "" : " for " + record.called_by;
+    return "collective #" + std::to_string(record.sequence) + ", " + call_of(record) + by;
+  }
   const std::string tensor = tensor_of(record);
   std::string text = record.name;
   if (record.kind == "meeting") text += " #" + std::to_string(record.sequence);

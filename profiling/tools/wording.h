@@ -17,8 +17,8 @@ std::string duration_text(std::int64_t nanoseconds);
 std::string title(const Group& group);
 // "reduce (Sum, root 1) of float32 [4]"
 std::string call_of(const Record& collective);
-// "collective #7, all_reduce (Sum) of float32 [4]"; "the call of work::f on rank 1". `agent` is the
-// word before an agent's number.
+// "collective #7, all_reduce (Sum) of float32 [4] for GradScaler"; "the call of work::f on rank 1".
+// `agent` is the word before an agent's number.
 std::string describe(const Record& record, const std::string& agent = "rank");
 
 // Whether the record is one of the calls by which agents agree that all are idle

@@ -109,6 +109,7 @@ void write(Json& json, const Record& record, int party) {
   json.close(']');
   json.key("dims").number(record.dims);
   json.key("reduction").text(record.reduction);
+  if (*record.called_by != '\0') json.key("called_by").text(record.called_by);
   json.key("begun").number(record.begun);
   json.key("ended").number(record.ended);
   if (record.state == State::Failed) {

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 
+#include <weft/profiling/trace/called_by.h>
 #include <weft/profiling/trace/flight_recorder.h>
 
 namespace weft::trace {
@@ -71,6 +72,7 @@ std::uint64_t FlightRecorder::begin(const Member& member, Kind kind, const About
     record.dims = static_cast<std::uint8_t>(std::min<std::size_t>(about.shape.size(), 255));
     std::copy_n(about.shape.begin(), std::min(about.shape.size(), kMostDims), record.shape.begin());
     record.reduction = about.reduction;
+    if (CalledBy::name() != nullptr) record.called_by = CalledBy::name();
     record.begun = time;
     write(slot, record);
     slot.version.store(version_of(ticket, kOpen), std::memory_order_release);
@@ -134,6 +136,7 @@ void FlightRecorder::write(Slot& slot, const Record& record) noexcept {
   set(next++, record.bytes);
   set(next++, static_cast<std::uint64_t>(record.begun));
   set(next++, std::bit_cast<std::uint64_t>(record.reduction));
+  set(next++, std::bit_cast<std::uint64_t>(record.called_by));
   set(next++, record.dims);
   for (const auto dimension : record.shape) set(next++, static_cast<std::uint64_t>(dimension));
 }
@@ -166,6 +169,7 @@ Record FlightRecorder::read(const Slot& slot) noexcept {
   record.bytes = get(next++);
   record.begun = static_cast<std::int64_t>(get(next++));
   record.reduction = std::bit_cast<const char*>(get(next++));
+  record.called_by = std::bit_cast<const char*>(get(next++));
   record.dims = static_cast<std::uint8_t>(get(next++));
   for (auto& dimension : record.shape) dimension = static_cast<std::int64_t>(get(next++));
   return record;

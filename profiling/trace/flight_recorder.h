@@ -37,9 +37,10 @@ struct Record {
   std::uint8_t dims = 0;
   std::array<std::int64_t, kMostDims> shape{};
   const char* reduction = "";
-  std::int64_t begun = 0;  // now()
-  std::int64_t ended = 0;  // 0 while the operation is open
-  std::uint8_t blame = 0;  // a Blame, if the operation failed
+  const char* called_by = "";  // CalledBy::name()
+  std::int64_t begun = 0;      // now()
+  std::int64_t ended = 0;      // 0 while the operation is open
+  std::uint8_t blame = 0;      // a Blame, if the operation failed
   std::array<char, kErrorBytes> error{};
 };
 
@@ -68,7 +69,7 @@ class FlightRecorder {
 
  private:
   // A Record's fields, each in words that are read and written atomically.
-  static constexpr std::size_t kWords = 12 + kMostDims + kErrorBytes / 8;
+  static constexpr std::size_t kWords = 13 + kMostDims + kErrorBytes / 8;
   struct Slot {
     std::atomic<std::uint64_t> version{0};  // the ticket, and in the low bits a phase
     std::array<std::atomic<std::uint64_t>, kWords> words{};

@@ -23,6 +23,7 @@ struct Event {
   std::uint8_t dims = 0;
   std::int64_t time = 0;
   const char* text = "";
+  const char* called_by = "";
   std::uint64_t bytes = 0;
   int rank = -1;
   int peer = -1;

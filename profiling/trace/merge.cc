@@ -133,6 +133,7 @@ class Drawing {
     if (span.peer >= 0) args[span.kind == "collective" ? "root" : "peer"] = span.peer;
     if (span.tag != 0) args["tag"] = span.tag;
     if (!span.dtype.empty()) args["tensor"] = span.dtype + " " + Json(span.shape).dump();
+    if (!span.called_by.empty()) args["called_by"] = span.called_by;
     if (!span.error.empty()) args["error"] = span.error;
     if (span.clock_error > 0) args["clock_error_ns"] = span.clock_error;
     event({{"ph", "X"},

@@ -20,6 +20,7 @@
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/base/mutex.h>
+#include <weft/profiling/trace/called_by.h>
 #include <weft/profiling/trace/merge.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/profiling/trace/timeline_part.h>
@@ -291,6 +292,7 @@ void begin(std::uint64_t ticket, const Member& member, Kind kind, const trace::A
   event.kind = kind;
   event.time = time;
   event.text = about.name;
+  if (CalledBy::name() != nullptr) event.called_by = CalledBy::name();
   event.bytes = about.bytes;
   event.peer = about.peer;
   event.tag = about.tag;

@@ -226,6 +226,7 @@ void Part::add(const Lane& lane, const Event& event) {
         line_ += std::to_string(event.shape[i]);
       }
       line_ += ']';
+      if (*event.called_by != '\0') text(event.called_by);
       break;
     case Event::What::End:
       line_ = "[\"F\"";

@@ -12,7 +12,7 @@
 //   ["E",thread,time]   a range ends
 //   ["M",thread,time,"name","layer",bytes,rank]   a mark
 //   ["O",ticket,thread,time,"kind",party,"name",sequence,peer,tag,bytes,"dtype",[shape]]
-//       an operation begins
+//       an operation begins; CalledBy::name() is a fourteenth field if there is one
 //   ["F",ticket,thread,time,peer,sequence]
 //       an operation ends; the error is a seventh field if it failed
 //   ["L",thread,time,arrow]   an arrow leaves the thread's present range

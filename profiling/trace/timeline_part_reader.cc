@@ -191,6 +191,7 @@ class PartReader {
     span.bytes = json.at(10);
     span.dtype = json.at(11);
     span.shape = json.at(12).get<std::vector<std::int64_t>>();
+    if (json.size() > 13) span.called_by = json.at(13);
     span.part = part_;
     span.ticket = json.at(1);
     Thread& thread = threads_[json.at(2)];

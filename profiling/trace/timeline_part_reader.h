@@ -36,6 +36,7 @@ struct Span {
   std::uint64_t bytes = 0;
   std::string dtype;
   std::vector<std::int64_t> shape;
+  std::string called_by;
   std::string lane;              // of one kind, only spans with the same lane share rows
   std::int64_t clock_error = 0;  // of a device span
   int part = 0;                  // index of the part that contains it

@@ -117,6 +117,8 @@ function paintAxis(drawing) {
     drawing.text(label(at, step), clamp(x, LEFT, drawing.width - 24), 12, colors.text, 'center');
   }
 }
+// An operation's name, in front of which is the part of the program that it belongs to, as in errors.
+const nameOf = (lane, i) => (lane.called_by && data.names[lane.called_by[i]] ? data.names[lane.called_by[i]] + ': ' : '') + data.names[lane.label[i]];
 function spanColor(lane, i) { return lane.bad[i] ? colors.failed : colors[data.kinds[lane.kind[i]]]; }
 function paintLane(drawing, lane, y) {
   const context = drawing.context;
@@ -139,7 +141,7 @@ function paintLane(drawing, lane, y) {
     }
     if (right - left > 40) {
       drawing.context.font = '10px system-ui, sans-serif';
-      const name = (lane.count[i] > 1 ? lane.count[i] + ' × ' : '') + data.names[lane.label[i]];
+      const name = (lane.count[i] > 1 ? lane.count[i] + ' × ' : '') + nameOf(lane, i);
       drawing.text(drawing.fitted(name, right - left - 6), left + 3, y + row * ROW + ROW / 2, colors.panel);
       drawing.context.font = '11px system-ui, sans-serif';
     }
@@ -156,8 +158,8 @@ function paintRank(rank) {
   };
 }
 function spanText(rank, lane, i) {
-  let text = `${data.names[lane.label[i]]}${lane.sequence && lane.sequence[i] > 0 ? ' #' + lane.sequence[i] : ''}: ${ms(lane.length[i])} from ${ms(lane.begin[i])}`;
-  if (lane.count[i] > 1) text = `${lane.count[i]} spans, the longest ${data.names[lane.label[i]]}: ${ms(lane.length[i])} from ${ms(lane.begin[i])} together`;
+  let text = `${nameOf(lane, i)}${lane.sequence && lane.sequence[i] > 0 ? ' #' + lane.sequence[i] : ''}: ${ms(lane.length[i])} from ${ms(lane.begin[i])}`;
+  if (lane.count[i] > 1) text = `${lane.count[i]} spans, the longest ${nameOf(lane, i)}: ${ms(lane.length[i])} from ${ms(lane.begin[i])} together`;
   const facts = [];
   if (lane.bytes && lane.bytes[i] > 0) facts.push(`${lane.bytes[i].toLocaleString('en')} bytes`);
   if (lane.peer && lane.peer[i] >= 0) facts.push(`peer rank ${lane.peer[i]}`);

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <map>
 #include <optional>
+#include <set>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -121,6 +122,26 @@ TEST(ShardedOverlap, GathersBeginWithinTheUnitBefore) {
     EXPECT_EQ(steps, kTimed);
     EXPECT_GE(within, 0.9 * all) << "of " << all;
     EXPECT_EQ(all - within, kTimed - 1) << "a step's first gather has no unit before it";
+  }
+}
+
+TEST(ShardedOverlap, OperationsHaveTheNamesOfTheirUnits) {
+  const harness::Folder folder;
+  const std::string file = folder.path() + "/run.json";
+  ::setenv("WEFT_TIMELINE", file.c_str(), 1);
+  harness::Processes ranks(2, [](int) { train(1); });
+  ranks.expect_success();
+  std::map<std::string, std::multiset<std::string>> names;  // by unit, on both ranks
+  for (const auto& event : nlohmann::json::parse(std::ifstream(file)).at("traceEvents")) {
+    if (event.at("ph") == "X" && event.at("args").contains("called_by"))
+      names[event.at("args").at("called_by")].insert(event.at("name"));
+  }
+  const std::string sharded = "FullyShardedDataParallel's ";
+  EXPECT_EQ(names[sharded + "root"].count("all_gather"), 2u);
+  for (int i = 0; i < kBlocks; ++i) {
+    const auto& of_block = names[sharded + "unit 'block" + std::to_string(i) + "'"];
+    EXPECT_EQ(of_block.count("all_gather"), 4u) << "for forward and for backward";
+    EXPECT_EQ(of_block.count("reduce_scatter"), 2u);
   }
 }
 

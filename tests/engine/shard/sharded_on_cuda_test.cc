@@ -26,6 +26,23 @@ TEST_F(ShardedOnCuda, GradientsAreAverages) {
   });
 }
 
+TEST_F(ShardedOnCuda, TheFlightRecorderNamesUnits) {
+  run([&](Rank& rank) {
+    FullyShardedDataParallel sharded(std::make_shared<Product>(rank.gpu), rank.group);
+    step(sharded, rank);
+    rank.drain();
+  });
+  for (const char* name : {"all_gather", "reduce_scatter"}) {
+    EXPECT_TRUE(std::ranges::any_of(trace::flight_recorder().read(),
+                                    [&](const trace::Record& record) {
+                                      return std::string_view(record.name) == name &&
+                                             std::string_view(record.called_by) ==
+                                                 "FullyShardedDataParallel's unit 'part1'";
+                                    }))
+        << name;
+  }
+}
+
 // The optimizer's step is still to run when forward and backward are enqueued.
 TEST_F(ShardedOnCuda, AStepHoldsStreamsNotTheHost) {
   std::barrier meeting(2);

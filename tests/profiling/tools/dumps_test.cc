@@ -17,6 +17,7 @@
 #include <weft/profiling/tools/analysis.h>
 #include <weft/profiling/tools/remarks.h>
 #include <weft/profiling/tools/wording.h>
+#include <weft/profiling/trace/called_by.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
 #include <weft/profiling/trace/operation.h>
@@ -325,6 +326,16 @@ TEST_F(DumpFiles, OfARankOutsideItsGroupAreDamaged) {
     std::ofstream(files[1]) << damaged;
     EXPECT_THAT(error_of(files), HasSubstr("'" + files[1] + "' is damaged: ")) << ranks;
   }
+}
+
+TEST_F(DumpFiles, NameWhatCalledAnOperation) {
+  const Dumps dumps = read_dumps({dump_by("called", [] {
+    const trace::CalledBy by("the unit \"a\"");
+    run_collectives(Member::join(in_group(0, 2)), 1, 0);
+  })});
+  const Record& record = dumps.groups.at(0).views.at(0).records.at(0);
+  EXPECT_EQ(record.called_by, "the unit \"a\"");
+  EXPECT_EQ(describe(record), "collective #1, barrier for the unit \"a\"");
 }
 
 TEST_F(DumpFiles, ThatAreTruncatedSaySo) {

@@ -478,6 +478,15 @@ TEST(Page, OpensInTheMiddleOfALongRun) {
   EXPECT_EQ(data_in(page_of(run)).at("end"), 100'000.0) << "the page must hold the whole run";
 }
 
+TEST(Page, HasWhatCalledAnOperation) {
+  auto run = steps();
+  run.ranks[0].operations[2].called_by = "unit 'a'";
+  const auto data = data_in(page_of(run));
+  const auto& lane = data.at("ranks").at(0).at("lanes").at(1);
+  EXPECT_EQ(data.at("names").at(lane.at("called_by").at(2).get<std::size_t>()), "unit 'a'");
+  EXPECT_EQ(data.at("names").at(lane.at("called_by").at(1).get<std::size_t>()), "");
+}
+
 TEST(Page, RangesOfAThreadNest) {
   tools::Run run;
   RankRun& one = run.ranks[0];
@@ -556,7 +565,8 @@ TEST(Page, IsDrawnByABrowser) {
         << "no chromium and no chromium-headless-shell: install one to check the drawn page";
   std::string folder = std::filesystem::temp_directory_path() / "weft-page-XXXXXX";
   ::mkdtemp(folder.data());
-  const auto run = steps();
+  auto run = steps();
+  run.ranks[1].operations[1].called_by = "unit 'a'";
   std::ofstream(folder + "/page.html") << page_of(run);
   const std::string options =
       " --headless --no-sandbox --disable-gpu --user-data-dir=" + folder + "/profile ";
@@ -592,7 +602,8 @@ document.title = said.join('; ').replaceAll('\n', ' / ');
         "closer {Shown: 2.250 ms to 2.750 ms", "all {Shown: 0.000 ms to 4.000 ms",
         "rank 1, step 1: 1.000 ms / compute 0.900 ms, exposed 0.100 ms, waiting 0.000 ms}",
         "its step {Shown: 1.000 ms to 2.000 ms", "wheel {Shown: ", "canvases 5, wide true",
-        "span {all_reduce #2: 0.200 ms from 1.700 ms / 1,000,000 bytes, in default / rank 1, "
+        "span {unit 'a': all_reduce #2: 0.200 ms from 1.700 ms / 1,000,000 bytes, in default / "
+        "rank 1, "
         "collective}"})
     EXPECT_THAT(done, HasSubstr(said));
   std::filesystem::remove_all(folder);
