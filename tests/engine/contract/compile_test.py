@@ -5,7 +5,7 @@
 usage: compile_test.py BUILD_FOLDER refused FILE CXX …         fails with the errors that FILE's comments name
        compile_test.py BUILD_FOLDER accepted FILE CXX …        succeeds
        compile_test.py BUILD_FOLDER accepted_in_all FILE CXX …   the same, with WEFT_ALL_SETTINGS in the environment only
-       compile_test.py BUILD_FOLDER brief FILE CXX …          fails in each of FILE's mistakes, briefly
+       compile_test.py BUILD_FOLDER brief FOLDER CXX …        fails in each of the mistakes in FOLDER's files, briefly
 
 CXX: compilers, of which the first that this machine has is used.
 """
@@ -126,9 +126,12 @@ class Mistake:
 
 
 def read_mistakes():
-    """The includes of FILE, the declarations that all mistakes share, and the mistakes."""
-    head, *blocks = re.split(r"^(?=#ifdef )", Path(source).read_text(), flags=re.M)
+    """The includes and the declarations that all mistakes share (shared.cc), and the mistakes of FOLDER's other files."""
+    shared = Path(source) / "shared.cc"
+    head, declarations = shared.read_text().split("namespace mistakes {", 1)
     includes = re.findall(r"^#include.*\n", head, flags=re.M)
+    files = sorted(path for path in Path(source).glob("*.cc") if path != shared)
+    blocks = [block for path in files for block in re.split(r"^(?=#ifdef )", path.read_text(), flags=re.M)[1:]]
     mistakes = []
     for block in blocks:
         first, text = block.split("\n", 1)
@@ -136,7 +139,9 @@ def read_mistakes():
         if parts is None:
             sys.exit(f"{source}: \"{first}\" is not #ifdef NAME  // says: SENTENCE")
         mistakes.append(Mistake(parts[1], int(parts[2] or MOST_LINES), parts[3], text[: text.index("#endif")]))
-    return includes, head.split("namespace mistakes {", 1)[1], mistakes
+    if len({mistake.name for mistake in mistakes}) < len(mistakes):
+        sys.exit(f"two mistakes in {source} have one name")
+    return includes, declarations.rsplit("}", 1)[0], mistakes
 
 
 def messages(output):
