@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
+#include <mutex>
 #include <optional>
 #include <random>
+#include <set>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <torch/nn/modules/normalization.h>
@@ -37,6 +40,23 @@ class Choices {
   std::mt19937 generator_;
 };
 
+// What the models of this run have had.
+class Covered {
+ public:
+  static void note(const std::string& what) {
+    const std::lock_guard lock(mutex_);
+    all_.insert(what);
+  }
+  static std::set<std::string> all() {
+    const std::lock_guard lock(mutex_);
+    return all_;
+  }
+
+ private:
+  static inline std::mutex mutex_;
+  static inline std::set<std::string> all_;
+};
+
 // Computes with a weight of another layer.
 struct BorrowingImpl : nn::Module {
   explicit BorrowingImpl(const torch::Tensor& lent) : weight(register_parameter("weight", lent)) {}
@@ -52,6 +72,8 @@ struct GroupImpl : nn::Module {
       const std::string name = "part" + std::to_string(i);
       const int kind = choices.below(depth > 0 ? 5 : 4);
       if (kind == 0 && !linears.empty() && choices.one_in(2)) {
+        Covered::note("shared parameters");
+        uses_once = false;
         Borrowing borrowing(linears.front()->weight);
         register_module(name, borrowing);
         steps.push_back([borrowing](const torch::Tensor& x) mutable { return borrowing(x); });
@@ -73,20 +95,41 @@ struct GroupImpl : nn::Module {
       } else {
         auto inner = std::make_shared<GroupImpl>(choices, width, depth - 1);
         register_module(name, inner);
-        steps.push_back([inner](torch::Tensor x) { return inner->forward(std::move(x)); });
+        groups.emplace_back(steps.size(), inner);
+        uses_once = uses_once && inner->uses_once;
+        steps.push_back([inner](torch::Tensor x) { return inner->run(std::move(x)); });
       }
       // A layer that runs again later.
       if (choices.one_in(4)) repeated.push_back(steps.size() - 1);
     }
+    uses_once = uses_once && repeated.empty();
     if (choices.one_in(3))
       for (auto& parameter : parameters())
         if (choices.one_in(3)) parameter.set_requires_grad(false);
+  }
+  // As a part of a model does it.
+  torch::Tensor run(torch::Tensor x) {
+    return recomputes ? checkpointed(*this, std::move(x)) : forward(std::move(x));
+  }
+  // Chooses groups that compute their activations again. A gradient that is the sum of several in
+  // each of several runs would be summed in another order.
+  void recompute(Choices& choices) {
+    recomputes = choices.one_in(3);
+    if (recomputes) Covered::note("recomputation");
+    for (const auto& [step, group] : groups) {
+      if (std::ranges::find(repeated, step) != repeated.end() && !group->uses_once) continue;
+      group->recompute(choices);
+      if (recomputes && group->recomputes) Covered::note("recomputation inside of another");
+    }
   }
   torch::Tensor forward(torch::Tensor x) {
     for (auto& step : steps) x = step(x);
     for (const std::size_t again : repeated) x = steps[again](x);
     return x;
   }
+  bool recomputes = false;
+  bool uses_once = true;  // each parameter, in one run
+  std::vector<std::pair<std::size_t, std::shared_ptr<GroupImpl>>> groups;  // with their steps
   std::vector<nn::Linear> linears;
   std::vector<std::function<torch::Tensor(torch::Tensor)>> steps;
   std::vector<std::size_t> repeated;
@@ -104,9 +147,12 @@ struct NetImpl : nn::Module {
   torch::Tensor forward(torch::Tensor x) {
     x = front(x);
     for (std::size_t i = 0; i < groups.size(); ++i) {
-      if ((left_out >> i & 1U) == 0) x = groups[i]->forward(x);
+      if ((left_out >> i & 1U) == 0) x = groups[i]->run(x);
     }
     return x;
+  }
+  void recompute(Choices& choices) {
+    for (const auto& group : groups) group->recompute(choices);
   }
   unsigned left_out = 0;  // bits of the groups that the next forward does not use
   nn::Linear front{nullptr};
@@ -128,9 +174,13 @@ void train(Wrapped& wrapped, NetImpl& model, const ProcessGroup& group, unsigned
   std::uint64_t inputs = static_cast<std::uint64_t>(group.rank());
   const auto loss = [&] {
     if (leaves_out) model.left_out = static_cast<unsigned>(choices.below(1 << 3));
+    if ((model.left_out & ((1U << model.groups.size()) - 1)) != 0) Covered::note("unused units");
     inputs += 10;
     return wrapped(numbers({3, 8}, inputs)).square().mean();
   };
+  if (accumulates) Covered::note("no_sync");
+  for (const auto& parameter : model.parameters())
+    if (!parameter.requires_grad()) Covered::note("frozen parameters");
   for (int step = 0; step < 3; ++step) {
     optimizer->zero_grad();
     for (int part = accumulates ? 0 : 1; part < 2; ++part) {
@@ -147,7 +197,14 @@ FullyShardOptions draw_options(Choices& choices) {
   if (choices.one_in(2)) {
     const auto kinds = static_cast<unsigned>(choices.below(1 << 10));
     options.units = [kinds](const std::string& name, const nn::Module&) {
-      return ((kinds >> (std::hash<std::string>()(name) % 10)) & 1U) != 0;
+      const auto is_unit = [kinds](const std::string& one) {
+        return ((kinds >> (std::hash<std::string>()(one) % 10)) & 1U) != 0;
+      };
+      if (!is_unit(name)) return false;
+      const auto inner = name.rfind('.');
+      if (inner != std::string::npos && is_unit(name.substr(0, inner)))
+        Covered::note("nested units");
+      return true;
     };
   }
   return options;
@@ -187,6 +244,7 @@ void run_seed(unsigned seed) {
     fill_values(*model);
     Choices choices(seed + 2000);
     const FullyShardOptions options = draw_options(choices);
+    model->recompute(choices);
     const auto train_sharded = [&](const auto& over) {
       FullyShardedDataParallel sharded(model, over, options);
       train(sharded, *model, group, seed);
@@ -212,6 +270,12 @@ TEST(RandomShardedModels, TrainAsDdp) {
   }
   std::cout << "models of the seeds " << first << " to " << first + count - 1 << std::endl;
   for (unsigned seed = first; seed < first + count && !HasFailure(); ++seed) run_seed(seed);
+  if (wanted == nullptr) {
+    EXPECT_THAT(Covered::all(),
+                ::testing::IsSupersetOf({"nested units", "shared parameters", "frozen parameters",
+                                         "no_sync", "recomputation",
+                                         "recomputation inside of another", "unused units"}));
+  }
 }
 
 }  // namespace
