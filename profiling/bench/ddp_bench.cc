@@ -24,8 +24,6 @@
 
 namespace {
 
-using weft::bench::now;
-
 struct Model {
   const char* name;
   std::vector<std::int64_t> widths;
@@ -86,21 +84,12 @@ int work(const std::string& setting, const Model& model) {
     optimizer->step();
   };
   step();
-  const double first = now();
+  const double first = weft::bench::now();
   for (int i = 0; i < model.warm_up; ++i) step();
   group.barrier().wait();
-  std::vector<double> times;
-  for (int i = 0; i < model.steps; ++i) {
-    const double start = now();
-    step();
-    times.push_back(now() - start);
-  }
-  if (group.rank() == 0) {
-    std::printf("%.6f", first);
-    for (const double time : times) std::printf(" %.9f", time);
-    std::printf("\n");
-    std::fflush(stdout);
-  }
+  std::vector<double> numbers = weft::bench::time_each(model.steps, step);
+  numbers.insert(numbers.begin(), first);
+  if (group.rank() == 0) weft::bench::print_numbers(numbers);
   return 0;
 }
 

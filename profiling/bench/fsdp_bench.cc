@@ -29,7 +29,6 @@
 namespace {
 
 namespace nn = torch::nn;
-using weft::bench::now;
 
 constexpr int kWarmUp = 2;
 constexpr std::int64_t kWidth = 512, kTokens = 32;
@@ -80,10 +79,10 @@ Model make(const std::string& name) {
 }
 
 // A line of /proc/self/status in KiB.
-long memory(const std::string& kind) {
+double memory(const std::string& kind) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(kind + ":")) return std::atol(line.c_str() + kind.size() + 1);
+    if (line.starts_with(kind + ":")) return std::atof(line.c_str() + kind.size() + 1);
   }
   std::exit(2);
 }
@@ -96,7 +95,7 @@ int work(const std::string& setting, const std::string& name) {
   torch::manual_seed(0);
   weft::ProcessGroup group =
       weft::init_process_group({.backend = std::getenv("WEFT_BENCH_BACKEND")});
-  const long base = memory("VmRSS");
+  const double base = memory("VmRSS");
   Model model = make(name);
   std::optional<weft::DistributedDataParallel<nn::SequentialImpl>> ddp;
   std::optional<weft::FullyShardedDataParallel<nn::SequentialImpl>> sharded;
@@ -115,18 +114,9 @@ int work(const std::string& setting, const std::string& name) {
   for (int i = 0; i < kWarmUp; ++i) step();
   std::ofstream("/proc/self/clear_refs") << 5 << std::flush;  // VmHWM begins anew
   group.barrier().wait();
-  std::vector<double> times;
-  for (int i = 0; i < model.steps; ++i) {
-    const double start = now();
-    step();
-    times.push_back(now() - start);
-  }
-  if (group.rank() == 0) {
-    std::printf("%ld %ld", base, memory("VmHWM"));
-    for (const double time : times) std::printf(" %.9f", time);
-    std::printf("\n");
-    std::fflush(stdout);
-  }
+  std::vector<double> numbers = weft::bench::time_each(model.steps, step);
+  numbers.insert(numbers.begin(), {base, memory("VmHWM")});
+  if (group.rank() == 0) weft::bench::print_numbers(numbers);
   return 0;
 }
 

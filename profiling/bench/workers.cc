@@ -27,6 +27,22 @@ void pin_to_core(int rank) {
   sched_setaffinity(0, sizeof cores, &cores);
 }
 
+std::vector<double> time_each(int steps, const std::function<void()>& step) {
+  std::vector<double> times;
+  for (int i = 0; i < steps; ++i) {
+    const double start = now();
+    step();
+    times.push_back(now() - start);
+  }
+  return times;
+}
+
+void print_numbers(const std::vector<double>& numbers) {
+  for (const double number : numbers) std::printf("%.9f ", number);
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
 int rank_of_worker() { return std::atoi(std::getenv("RANK")); }
 
 void tell_other(const std::string& line) {

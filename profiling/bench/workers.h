@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -32,6 +33,11 @@ std::string hear_other();
 // For workers: pins this thread, and threads that it starts, to one core (rank modulo the number of
 // cores).
 void pin_to_core(int rank);
+
+// For workers: runs `step` so many times; returns the time of each in seconds.
+std::vector<double> time_each(int steps, const std::function<void()>& step);
+// For workers: prints the numbers on one line.
+void print_numbers(const std::vector<double>& numbers);
 
 // Seconds of the steady clock, which all processes of a machine share.
 double now();

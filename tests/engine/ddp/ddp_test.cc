@@ -2,7 +2,6 @@
 // Results of DistributedDataParallel, under all of its options.
 #include <gtest/gtest.h>
 
-#include <ATen/autocast_mode.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
@@ -187,19 +186,6 @@ TEST(Ddp, HalfGradientsDoNotOverflow) {
 // Mixed precision: the forward computes in bfloat16; gradients have the parameters' dtype and are
 // averaged in it.
 TEST(Ddp, WorksUnderAutocast) {
-  struct Autocast {
-    Autocast() : dtype(at::autocast::get_autocast_dtype(at::kCPU)) {
-      at::autocast::set_autocast_enabled(at::kCPU, true);
-      at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-      at::autocast::increment_nesting();
-    }
-    ~Autocast() {
-      if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-      at::autocast::set_autocast_dtype(at::kCPU, dtype);
-      at::autocast::set_autocast_enabled(at::kCPU, false);
-    }
-    at::ScalarType dtype;
-  };
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net, alone;
     for (Mlp* const one : {&net, &alone}) {
@@ -210,7 +196,7 @@ TEST(Ddp, WorksUnderAutocast) {
     const auto input = random({8, 6}, 300 + group.rank()).to(at::kFloat);
     const auto wanted = random({8, 3}, 400 + group.rank()).to(at::kFloat);
     const auto loss_of = [&](auto& model) {
-      const Autocast mixed;
+      const AutocastGuard mixed(at::kCPU, at::kBFloat16);
       const auto output = model(input);
       EXPECT_EQ(output.scalar_type(), at::kBFloat16);
       return torch::mse_loss(output.to(at::kFloat), wanted);

@@ -9,7 +9,7 @@
 
 #include <weft/group.h>
 #include <weft/profiling/trace/flight_recorder.h>
-#include <weft/tests/harness/ranks.h>
+#include <weft/tests/harness/on_ranks.h>
 #include <weft/tests/harness/sanitized.h>
 
 namespace weft {
@@ -17,35 +17,23 @@ namespace {
 
 using harness::As;
 using harness::error_of;
-
-struct Setting {
-  As as;
-  const char* backend;
-};
+using harness::Setting;
 
 // Every collective, with ranks as threads and as processes.
-class Collectives : public testing::TestWithParam<Setting> {
- protected:
-  static void on_ranks(int ranks, const harness::Body& body) {
-    harness::run_ranks(GetParam().as, ranks, body, {.backend = GetParam().backend});
-  }
-};
+class Collectives : public harness::OnRanks {};
 
-const auto setting_name = [](const auto& info) {
-  return std::string(info.param.backend) + harness::name(info.param.as);
-};
 INSTANTIATE_TEST_SUITE_P(, Collectives,
                          testing::Values(Setting{As::Threads, "gloo"},
                                          Setting{As::Processes, "gloo"},
                                          Setting{As::Threads, "tcp"},
                                          Setting{As::Processes, "shm"}),
-                         setting_name);
+                         harness::name_of_setting);
 // Behaviour of Gloo only.
 class GlooCollectives : public Collectives {};
 INSTANTIATE_TEST_SUITE_P(, GlooCollectives,
                          testing::Values(Setting{As::Threads, "gloo"},
                                          Setting{As::Processes, "gloo"}),
-                         setting_name);
+                         harness::name_of_setting);
 
 constexpr at::ScalarType kMovable[] = {
     at::kByte,          at::kChar,     at::kShort,  at::kInt,           at::kLong,

@@ -6,32 +6,24 @@
 #include <torch/types.h>
 
 #include <weft/group.h>
-#include <weft/tests/harness/ranks.h>
+#include <weft/tests/harness/on_ranks.h>
 
 namespace weft {
 namespace {
 
 using harness::As;
 using harness::error_of;
+using harness::Setting;
 using std::chrono::milliseconds;
 
-struct Setting {
-  As as;
-  const char* backend;
-};
+class Messages : public harness::OnRanks {};
 
-class Messages : public testing::TestWithParam<Setting> {
- protected:
-  static void on_ranks(int ranks, const harness::Body& body) {
-    harness::run_ranks(GetParam().as, ranks, body, {.backend = GetParam().backend});
-  }
-};
-
-INSTANTIATE_TEST_SUITE_P(
-    , Messages,
-    testing::Values(Setting{As::Threads, "gloo"}, Setting{As::Processes, "gloo"},
-                    Setting{As::Threads, "tcp"}, Setting{As::Processes, "shm"}),
-    [](const auto& of) { return of.param.backend + harness::name(of.param.as); });
+INSTANTIATE_TEST_SUITE_P(, Messages,
+                         testing::Values(Setting{As::Threads, "gloo"},
+                                         Setting{As::Processes, "gloo"},
+                                         Setting{As::Threads, "tcp"},
+                                         Setting{As::Processes, "shm"}),
+                         harness::name_of_setting);
 
 TEST_P(Messages, AllRanksSendToAllAtOnce) {
   on_ranks(4, [](ProcessGroup& group) {

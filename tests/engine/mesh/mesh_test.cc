@@ -15,38 +15,27 @@
 
 #include <weft/engine/group/access.h>
 #include <weft/mesh.h>
-#include <weft/tests/harness/ranks.h>
+#include <weft/tests/harness/on_ranks.h>
 
 namespace weft {
 namespace {
 
 using harness::As;
 using harness::error_of;
+using harness::Setting;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 using Axes = std::vector<MeshAxis>;
 
-struct Setting {
-  As as;
-  const char* backend;
-};
-
-class Meshes : public testing::TestWithParam<Setting> {
- protected:
-  static void on_ranks(int ranks, const harness::Body& body) {
-    harness::run_ranks(GetParam().as, ranks, body, {.backend = GetParam().backend});
-  }
-};
+class Meshes : public harness::OnRanks {};
 
 INSTANTIATE_TEST_SUITE_P(, Meshes,
                          testing::Values(Setting{As::Threads, "tcp"}, Setting{As::Threads, "gloo"},
                                          Setting{As::Processes, "shm"},
                                          Setting{As::Processes, "tcp"},
                                          Setting{As::Processes, "gloo"}),
-                         [](const auto& info) {
-                           return std::string(info.param.backend) + harness::name(info.param.as);
-                         });
+                         harness::name_of_setting);
 
 // The sum of 10^rank over the ranks of a group, with this rank's rank in the job: 1010 tells that
 // ranks 1 and 3 have taken part.

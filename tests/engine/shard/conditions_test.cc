@@ -2,13 +2,13 @@
 // Sharded models under other conditions: evaluation, autocast, several models, failures.
 #include <gtest/gtest.h>
 
-#include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/optim/adamw.h>
 
 #include <weft/engine/shard/libtorch_internals.h>
 #include <weft/engine/shard/unit.h>
 #include <weft/tests/harness/ranks.h>
+#include <weft/training.h>
 
 #include "sharded_models.h"
 
@@ -66,19 +66,6 @@ TEST(ShardedConditions, EvaluationBetweenForwardAndBackwardChangesNothing) {
   });
 }
 
-// While it lives, CPU operators run under autocast.
-struct Autocast {
-  Autocast() {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    at::autocast::increment_nesting();
-  }
-  ~Autocast() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-  }
-};
-
 // Trains in the way of `step`, which returns a loss, and returns the parameters.
 template <class Step>
 void train(nn::Module& model, const Step& step) {
@@ -94,7 +81,7 @@ TEST(ShardedConditions, AutocastKeepsTheBitsOfDdp) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     const auto run = [&](auto& wrapped, nn::Module& model) {
       train(model, [&](int i) {
-        const Autocast autocast;
+        const AutocastGuard autocast(at::kCPU, at::kBFloat16);
         return wrapped(numbers({4, 8}, seed(group, i))).to(torch::kFloat).square().mean();
       });
     };
