@@ -159,11 +159,6 @@ std::vector<std::shared_ptr<Unit>> units_in(torch::nn::Module& module) {
 constexpr const char* kRoot = "FullyShardedDataParallel";
 constexpr const char* kUnit = "fully_shard";
 
-ModelRanks ranks_of(const ProcessGroup& group, const char* name) {
-  if (!group) throw Error(Blame::Caller, std::string(name) + ": the group is empty");
-  return ModelRanks(group);
-}
-
 Error refused_join() {
   return {Blame::Caller,
           "join: a sharded model cannot train with uneven inputs: each rank has rows of it that "
@@ -171,35 +166,12 @@ Error refused_join() {
           "give all ranks equally many inputs, as DistributedSampler does, and leave join out"};
 }
 
-void make_one_unit(const std::shared_ptr<torch::nn::Module>& module, const ModelRanks& ranks,
-                   const FullyShardOptions& options) {
-  require_usable(module, options, kUnit);
-  if (options.units) {
-    throw Error(Blame::Caller,
-                "fully_shard makes one unit of the module; FullyShardOptions::units belongs to the "
-                "FullyShardedDataParallel of the root");
-  }
-  const ChosenUnit chosen = whole_unit(module, module->name());
-  if (chosen.parameters.empty()) {
-    throw Error(Blame::Caller,
-                "fully_shard: the module has no parameters that are not sharded already");
-  }
-  make_units(*module, ranks, options, kUnit, {chosen});
-}
-
 }  // namespace
 
-ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module,
-                         const ProcessGroup& group, const FullyShardOptions& options)
-    : ShardedRoot(module, ranks_of(group, kRoot), options) {}
-
-ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
-                         const FullyShardOptions& options)
-    : ShardedRoot(module, ModelRanks(mesh, kRoot), options) {}
-
-ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const ModelRanks& ranks,
+ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const GroupOrMesh& over,
                          const FullyShardOptions& options)
     : state_(std::make_unique<State>()) {
+  const ModelRanks ranks(over, kRoot);
   require_usable(module, options, kRoot);
   for (const auto& unit : units_in(*module)) {
     if (!unit->ranks().are_same(ranks)) {
@@ -270,14 +242,21 @@ void ShardedRoot::set_synchronizing(bool on) {
   if (state_) state_->model->set_synchronizing(on);
 }
 
-void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module, const ProcessGroup& group,
+void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module, const GroupOrMesh& over,
                    const FullyShardOptions& options) {
-  make_one_unit(module, ranks_of(group, kUnit), options);
-}
-
-void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
-                   const FullyShardOptions& options) {
-  make_one_unit(module, ModelRanks(mesh, kUnit), options);
+  const ModelRanks ranks(over, kUnit);
+  require_usable(module, options, kUnit);
+  if (options.units) {
+    throw Error(Blame::Caller,
+                "fully_shard makes one unit of the module; FullyShardOptions::units belongs to the "
+                "FullyShardedDataParallel of the root");
+  }
+  const ChosenUnit chosen = whole_unit(module, module->name());
+  if (chosen.parameters.empty()) {
+    throw Error(Blame::Caller,
+                "fully_shard: the module has no parameters that are not sharded already");
+  }
+  make_units(*module, ranks, options, kUnit, {chosen});
 }
 
 }  // namespace weft::shard

@@ -37,6 +37,7 @@
 #include <memory>
 #include <type_traits>
 #include <utility>
+#include <variant>
 
 #include <ATen/core/Tensor.h>
 
@@ -55,9 +56,12 @@ class ModuleHolder;
 
 namespace weft {
 
-namespace shard {
+// The ranks that train a sharded model: those of a group, or of a mesh. Over a mesh of one axis the
+// model is sharded along it. Of two (HSDP): along the last, so that each row of the mesh has the
+// whole model, and gradients are averaged along the first as well. A mesh of more is refused.
+using GroupOrMesh = std::variant<ProcessGroup, Mesh>;
 
-struct ModelRanks;
+namespace shard {
 
 // The part of FullyShardedDataParallel that does not depend on the module's type.
 class WEFT_API ShardedRoot : public Joinable {
@@ -74,9 +78,7 @@ class WEFT_API ShardedRoot : public Joinable {
 
  protected:
   // For Weft's own use.
-  ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const ProcessGroup& group,
-              const FullyShardOptions& options);
-  ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
+  ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const GroupOrMesh& over,
               const FullyShardOptions& options);
   ~ShardedRoot() override;
   ShardedRoot(ShardedRoot&&) noexcept;
@@ -111,8 +113,6 @@ class WEFT_API ShardedRoot : public Joinable {
 
  private:
   friend NoSync;
-  ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const ModelRanks& ranks,
-              const FullyShardOptions& options);
   bool is_synchronizing() const;
   void set_synchronizing(bool on);
   struct State;
@@ -121,9 +121,7 @@ class WEFT_API ShardedRoot : public Joinable {
 
 // For Weft's own use.
 WEFT_API void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module,
-                            const ProcessGroup& group, const FullyShardOptions& options);
-WEFT_API void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
-                            const FullyShardOptions& options);
+                            const GroupOrMesh& over, const FullyShardOptions& options);
 template <class M>
 std::shared_ptr<torch::nn::Module> pointer_to(const torch::nn::ModuleHolder<M>& holder) {
   return holder.is_empty() ? nullptr : holder.ptr();
@@ -137,13 +135,12 @@ std::shared_ptr<torch::nn::Module> pointer_to(const std::shared_ptr<M>& module) 
 template <class Module, class... Given>
 constexpr bool kTakes = (std::is_base_of_v<ShardedRoot, std::remove_cvref_t<Given>> ||
                          ...);  // copies, moves
-template <class Module, class Given, class Group>
-constexpr bool kTakes<Module, Given, Group> = parallel::detail::LeadsTo<Module, Given> &&
-                                              (std::is_convertible_v<Group, ProcessGroup> ||
-                                               std::is_convertible_v<Group, Mesh>);
-template <class Module, class Given, class Group, class Options>
-constexpr bool kTakes<Module, Given, Group, Options> =
-    kTakes<Module, Given, Group>&& std::is_convertible_v<Options, FullyShardOptions>;
+template <class Module, class Given, class Over>
+constexpr bool kTakes<Module, Given, Over> =
+    parallel::detail::LeadsTo<Module, Given>&& std::is_convertible_v<Over, GroupOrMesh>;
+template <class Module, class Given, class Over, class Options>
+constexpr bool kTakes<Module, Given, Over, Options> =
+    kTakes<Module, Given, Over>&& std::is_convertible_v<Options, FullyShardOptions>;
 
 }  // namespace shard
 
@@ -152,30 +149,17 @@ class FullyShardedDataParallel final : public shard::ShardedRoot {
  public:
   // Blocks until all ranks have called it. Copies rank 0's parameters and buffers to all ranks,
   // then keeps this rank's rows. Units that fully_shard() has made stay as they are. Throws Caller
-  // on all ranks if the model or the options differ between them, and on each for parameters that
-  // cannot be sharded.
+  // on all ranks if the model or the options differ between them or the mesh has three axes, and on
+  // each for parameters that cannot be sharded.
   FullyShardedDataParallel(
-      std::shared_ptr<Module> module, ProcessGroup group,
+      std::shared_ptr<Module> module, GroupOrMesh over,
       FullyShardOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
-      : ShardedRoot(module, group, options), module_(std::move(module)) {}
+      : ShardedRoot(module, over, options), module_(std::move(module)) {}
   // The same for a module holder (TORCH_MODULE).
   FullyShardedDataParallel(
-      const torch::nn::ModuleHolder<Module>& module, ProcessGroup group,
+      const torch::nn::ModuleHolder<Module>& module, GroupOrMesh over,
       FullyShardOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
-      : FullyShardedDataParallel(module.is_empty() ? nullptr : module.ptr(), std::move(group),
-                                 std::move(options)) {}
-  // The same over a mesh: over its axis, if it has one. If it has two (HSDP): parameters are
-  // sharded along the last, so that each row of the mesh has the whole model, and gradients are
-  // averaged along the first as well. Throws Caller, on all ranks, for a mesh of more axes.
-  FullyShardedDataParallel(
-      std::shared_ptr<Module> module, Mesh mesh,
-      FullyShardOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
-      : ShardedRoot(module, mesh, options), module_(std::move(module)) {}
-  // The same for a module holder (TORCH_MODULE).
-  FullyShardedDataParallel(
-      const torch::nn::ModuleHolder<Module>& module, Mesh mesh,
-      FullyShardOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
-      : FullyShardedDataParallel(module.is_empty() ? nullptr : module.ptr(), std::move(mesh),
+      : FullyShardedDataParallel(module.is_empty() ? nullptr : module.ptr(), std::move(over),
                                  std::move(options)) {}
 
   // For Weft's own use: reports wrong arguments.
@@ -233,15 +217,8 @@ requires(sizeof...(Given) > 0 && !shard::kTakes<parallel::detail::ShownModule<Gi
 // over the same group or mesh. Of the options, the unit keeps its own reshard_after_forward,
 // param_dtype, reduce_dtype and offload; the others are the root's.
 template <class Holder>
-Holder fully_shard(Holder module, ProcessGroup group, FullyShardOptions options = {}) {
-  shard::shard_as_unit(shard::pointer_to(module), group, options);
-  return module;
-}
-
-// The same over a mesh, as FullyShardedDataParallel has it.
-template <class Holder>
-Holder fully_shard(Holder module, Mesh mesh, FullyShardOptions options = {}) {
-  shard::shard_as_unit(shard::pointer_to(module), mesh, options);
+Holder fully_shard(Holder module, GroupOrMesh over, FullyShardOptions options = {}) {
+  shard::shard_as_unit(shard::pointer_to(module), over, options);
   return module;
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <weft/base/error.h>
@@ -9,9 +8,13 @@
 
 namespace weft::shard {
 
-ModelRanks::ModelRanks(ProcessGroup group) : all(group), shards(std::move(group)) {}
-
-ModelRanks::ModelRanks(const Mesh& mesh, const char* user) {
+ModelRanks::ModelRanks(const std::variant<ProcessGroup, Mesh>& over, const char* user) {
+  if (const auto* const group = std::get_if<ProcessGroup>(&over)) {
+    if (!*group) throw Error(Blame::Caller, std::string(user) + ": the group is empty");
+    all = shards = *group;
+    return;
+  }
+  const Mesh& mesh = std::get<Mesh>(over);
   const std::vector<MeshAxis> axes = mesh.axes();
   if (axes.size() > 2) {
     std::string names;

@@ -2,17 +2,18 @@
 // The ranks that train a sharded model, as groups. Internal.
 #pragma once
 
+#include <variant>
+
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/mesh/mesh.h>
 
 namespace weft::shard {
 
 struct ModelRanks {
-  // Every rank has its own rows.
-  explicit ModelRanks(ProcessGroup group);
-  // Of one axis: as of its group. Of two: rows are spread along the last, and the ranks along the
-  // first have the same ones. Collective at the first use of a slice. Throws Caller for more axes.
-  ModelRanks(const Mesh& mesh, const char* user);
+  // Of a group, or of a mesh of one axis: every rank has its own rows. Of two: rows are spread
+  // along the last, and the ranks along the first have the same ones. Collective at the first use
+  // of a slice. Throws Caller, naming `user`, for an empty group and for more axes.
+  ModelRanks(const std::variant<ProcessGroup, Mesh>& over, const char* user);
 
   // Over how many ranks gradients are averaged.
   int count() const { return shards.size() * (replicas ? replicas.size() : 1); }
