@@ -7,6 +7,8 @@
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <string>
+#include <tuple>
 
 #include <prometheus/counter.h>
 #include <prometheus/exposer.h>
@@ -37,6 +39,29 @@ using trace::Kind;
 const prometheus::Histogram::BucketBoundaries kSeconds{
     1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
     1e-2, 2e-2, 5e-2, 0.1,  0.2,  0.5,  1,    2,    5,    10,   60};
+
+// The labels of groups: the names of the first ones, so that a program that goes on making groups
+// of other names does not fill the registry.
+class GroupLabels {
+ public:
+  // Of static lifetime; "" for an operation of no group.
+  const char* of(const trace::MemberIdentity& party) {
+    if (party.kind != "group") return "";
+    {
+      std::shared_lock lock(mutex_);
+      if (const auto found = known_.find(party.name); found != known_.end()) return found->second;
+      if (known_.size() >= kMost) return "(others)";
+    }
+    std::lock_guard lock(mutex_);
+    if (known_.size() >= kMost) return "(others)";
+    return known_.try_emplace(party.name, trace::keep(party.name)).first->second;
+  }
+
+ private:
+  static constexpr std::size_t kMost = 64;
+  std::shared_mutex mutex_;
+  std::map<std::string, const char*> known_;
+};
 
 // Counts operations into a registry.
 class Counting final : public trace::Observer {
@@ -76,10 +101,11 @@ class Counting final : public trace::Observer {
     }
   }
 
-  void begun(Kind kind, const char* name, std::uint64_t bytes) noexcept override {
+  void begun(const trace::Member& member, Kind kind, const char* name,
+             std::uint64_t bytes) noexcept override {
     in_flight_[place(kind)]->Increment();
     try {
-      const Cells cells = cells_of(kind, name);
+      const Cells cells = cells_of(groups_.of(*member.party()), kind, name);
       cells.operations->Increment();
       cells.bytes->Increment(static_cast<double>(bytes));
     } catch (const std::exception&) {
@@ -92,7 +118,8 @@ class Counting final : public trace::Observer {
     in_flight_[place(kind)]->Decrement();
     seconds_[place(kind)]->Observe(seconds);
     try {
-      if (more > 0) cells_of(kind, name).bytes->Increment(static_cast<double>(more));
+      // Of calls, which belong to no group.
+      if (more > 0) cells_of("", kind, name).bytes->Increment(static_cast<double>(more));
       if (error == nullptr) return;
       errors_.Add({{"kind", trace::name(kind)}, {"blame", std::string(weft::name(error->blame()))}})
           .Increment();
@@ -108,14 +135,15 @@ class Counting final : public trace::Observer {
   };
   static std::size_t place(Kind kind) { return static_cast<std::size_t>(kind); }
 
-  // Names are few and have static lifetime, so they are compared by address.
-  Cells cells_of(Kind kind, const char* name) {
-    const std::pair key(kind, name);
+  // Texts are few and have static lifetime, so they are compared by address.
+  Cells cells_of(const char* group, Kind kind, const char* name) {
+    const std::tuple key(group, kind, name);
     {
       std::shared_lock lock(mutex_);
       if (const auto found = cells_.find(key); found != cells_.end()) return found->second;
     }
-    const prometheus::Labels labels{{"kind", trace::name(kind)}, {"name", name}};
+    prometheus::Labels labels{{"kind", trace::name(kind)}, {"name", name}};
+    if (*group != '\0') labels["group"] = group;
     std::lock_guard lock(mutex_);
     return cells_[key] = {&operations_.Add(labels), &bytes_.Add(labels)};
   }
@@ -126,8 +154,9 @@ class Counting final : public trace::Observer {
   prometheus::Family<prometheus::Counter>& errors_;
   std::array<prometheus::Gauge*, trace::kKinds> in_flight_{};
   std::array<prometheus::Histogram*, trace::kKinds> seconds_{};
+  GroupLabels groups_;
   std::shared_mutex mutex_;
-  std::map<std::pair<Kind, const char*>, Cells> cells_;
+  std::map<std::tuple<const char*, Kind, const char*>, Cells> cells_;
 };
 
 // Metrics that are counted elsewhere, read when Prometheus asks for them.

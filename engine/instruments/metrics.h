@@ -3,10 +3,11 @@
 // Each rank of a machine needs a port of its own: 9400 plus LOCAL_RANK, or plus the local rank that
 // mpirun or srun sets instead.
 //
-//   weft_operations_total{kind,name}, weft_bytes_total{kind,name}, weft_errors_total{kind,blame},
-//   weft_in_flight{kind}, weft_operation_seconds{kind} (a histogram), weft_steps_total,
-//   weft_waited_seconds_total{host,backend}, weft_waited_share{host}, weft_calls_in_flight{peer},
-//   weft_queued_handlers{agent}, weft_queued_messages{transport}; each with the rank
+//   weft_operations_total{group,kind,name}, weft_bytes_total{group,kind,name},
+//   weft_errors_total{kind,blame}, weft_in_flight{kind}, weft_operation_seconds{kind} (a
+//   histogram), weft_steps_total, weft_waited_seconds_total{host,backend}, weft_waited_share{host},
+//   weft_calls_in_flight{peer}, weft_queued_handlers{agent}, weft_queued_messages{transport}; each
+//   with the rank
 #pragma once
 
 #include <string>

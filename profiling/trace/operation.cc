@@ -125,7 +125,7 @@ Operation Operation::begin(const Member& member, Kind kind, const About& about) 
   made.range_ = nvtx::start(member, kind, about);
   if (timeline::on()) timeline::begin(made.ticket_, member, kind, about, made.begun_);
   if (auto* watching = observer.load(std::memory_order_acquire)) {
-    watching->begun(kind, about.name, about.bytes);
+    watching->begun(member, kind, about.name, about.bytes);
     made.watched_ = true;
   }
   return made;

@@ -64,7 +64,8 @@ class Observer {
   Observer(const Observer&) = delete;
   Observer& operator=(const Observer&) = delete;
   virtual ~Observer() = default;
-  virtual void begun(Kind kind, const char* name, std::uint64_t bytes) noexcept = 0;
+  virtual void begun(const Member& member, Kind kind, const char* name,
+                     std::uint64_t bytes) noexcept = 0;
   // `more`: the bytes that were added to those it began with.
   virtual void ended(Kind kind, const char* name, double seconds, const Error* error,
                      std::uint64_t more) noexcept = 0;

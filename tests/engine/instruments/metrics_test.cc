@@ -124,11 +124,9 @@ TEST(Metrics, PortAddsEveryLaunchersLocalRank) {
 TEST(Metrics, CountOperationsBytesErrorsTimes) {
   const std::string text = get(serve(), "/metrics");
   EXPECT_THAT(text, HasSubstr("200 OK"));
-  EXPECT_THAT(
-      text,
-      HasSubstr("weft_operations_total{rank=\"5\",kind=\"collective\",name=\"all_reduce\"} 2"));
-  EXPECT_THAT(
-      text, HasSubstr("weft_bytes_total{rank=\"5\",kind=\"collective\",name=\"all_reduce\"} 8192"));
+  const std::string labels = R"({rank="5",group="default",kind="collective",name="all_reduce"} )";
+  EXPECT_THAT(text, HasSubstr("weft_operations_total" + labels + "2\n"));
+  EXPECT_THAT(text, HasSubstr("weft_bytes_total" + labels + "8192\n"));
   EXPECT_THAT(text,
               HasSubstr("weft_errors_total{rank=\"5\",blame=\"PeerLost\",kind=\"collective\"} 1"));
   EXPECT_THAT(text, HasSubstr("weft_in_flight{rank=\"5\",kind=\"call\"} 1"));
@@ -187,9 +185,39 @@ TEST(Metrics, ShowPlacesInAMesh) {
     const Mesh mesh(group, {{"replicate", 1}, {"shard", 2}});
   });
   for (const std::string place : {"shard[0] of replicate[0]", "shard[1] of replicate[0]"}) {
-    EXPECT_EQ(value_of("weft_operations_total{rank=\"5\",kind=\"meeting\",name=\"" + place + "\"}"),
-              1);
+    EXPECT_EQ(
+        value_of("weft_operations_total{rank=\"5\",group=\"default\",kind=\"meeting\",name=\"" +
+                 place + "\"}"),
+        1);
   }
+}
+
+TEST(Metrics, CountEachGroupOfAMesh) {
+  serve();
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup& group) {
+    const Mesh mesh(group, {{"replicate", 1}, {"shard", 2}});
+    mesh["shard"].all_reduce(torch::ones({4})).wait();
+  });
+  EXPECT_EQ(
+      value_of("weft_operations_total{rank=\"5\",group=\"default/mesh1/shard of replicate[0]\","
+               "kind=\"collective\",name=\"all_reduce\"}"),
+      2);
+}
+
+TEST(Metrics, NameAtMost64Groups) {
+  serve();
+  const auto count = [](int number) {
+    const auto member = trace::Member::join({"group", "many" + std::to_string(number), 0, {0}});
+    trace::Operation::note(member, trace::Kind::Collective, {.name = "scan"});
+  };
+  for (int i = 0; i < 100; ++i) count(i);
+  const std::string text = get(serve(), "/metrics");
+  const std::string scans = "kind=\"collective\",name=\"scan\"}";
+  std::size_t series = 0;
+  for (auto at = text.find(scans); at != std::string::npos; at = text.find(scans, at + 1)) ++series;
+  EXPECT_GE(series, 2u * 60) << "operations and bytes; other tests may have named some groups";
+  EXPECT_LE(series, 2u * 65);
+  EXPECT_GE(value_of("weft_operations_total{rank=\"5\",group=\"(others)\"," + scans), 36);
 }
 
 // Maps each bucket's limit in seconds to the number of operations of that kind that took no longer.
@@ -317,8 +345,8 @@ TEST(MetricsOfRanks, AreServedAtTheGivenAddress) {
   for (int rank = 0; rank < 2; ++rank) {
     ranks.wait_for(rank, "there");
     const std::string text = get(ports[rank], "/metrics");
-    const std::string labels =
-        "{rank=\"" + std::to_string(rank) + "\",kind=\"collective\",name=\"all_reduce\"}";
+    const std::string labels = "{rank=\"" + std::to_string(rank) +
+                               "\",group=\"default\",kind=\"collective\",name=\"all_reduce\"}";
     EXPECT_THAT(text, HasSubstr("weft_operations_total" + labels + " 2\n"));
     EXPECT_THAT(text, HasSubstr("weft_bytes_total" + labels + " 32\n"));
   }
@@ -337,9 +365,8 @@ TEST(Metrics, ForkedProcessHasItsOwn) {
     for (;;) ::pause();
   });
   child.wait_for(0, "there");
-  EXPECT_THAT(
-      get(port, "/metrics"),
-      HasSubstr("weft_operations_total{rank=\"7\",kind=\"collective\",name=\"all_reduce\"} 1\n"));
+  EXPECT_THAT(get(port, "/metrics"), HasSubstr("weft_operations_total{rank=\"7\",group=\"default\","
+                                               "kind=\"collective\",name=\"all_reduce\"} 1\n"));
 }
 
 TEST(Metrics, AreScrapedByPrometheus) {
