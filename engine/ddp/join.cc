@@ -71,6 +71,12 @@ JoinScope::JoinScope(std::vector<Joinable*> joinables, JoinOptions options)
                   "same ranks in the same "
                   "order");
     }
+    if (joinable.joins_alone() && joinables_.size() > 1) {
+      throw Error(Blame::Caller,
+                  "join: a sharded model cannot be joined together with other objects, whose "
+                  "communication may come between that of its units; join it alone, with its "
+                  "optimizers: weft::join(sharded, optimizer, steps)");
+    }
     joinable.check_join();
   }
   compare_calls(group_, joinables_.size(), options_);
@@ -106,10 +112,12 @@ JoinScope::Round JoinScope::exchange(bool active, bool synchronizes) {
   counts = counts.to(at::kCPU);
   const int* data = counts.data_ptr<int>();
   Round round;
+  round.active_ranks.resize(static_cast<std::size_t>(ranks));
   for (int rank = group_.size(); rank-- > 0;) {
     if (data[rank] == 0) continue;
     ++round.active;
     round.first = rank;
+    round.active_ranks[static_cast<std::size_t>(rank)] = true;
   }
   round.synchronizes = data[ranks] > 0;
   for (std::int64_t i = 0; i < joinables; ++i) round.trains.push_back(data[ranks + 1 + i] > 0);
@@ -118,14 +126,17 @@ JoinScope::Round JoinScope::exchange(bool active, bool synchronizes) {
 
 void JoinScope::announce_step(const Joinable& joinable, bool synchronizes) {
   if (&joinable != joinables_.front()) return;
+  for (Joinable* one : joinables_) one->end_step();
   const Round round = exchange(true, synchronizes);
   if (options_.throw_on_early_termination && round.active < group_.size()) {
+    ends_on_all_ = true;
     throw Error(Blame::Cancelled, "join: " + std::to_string(group_.size() - round.active) + " of " +
                                       std::to_string(group_.size()) +
                                       " ranks ran out of inputs (throw_on_early_termination)");
   }
   active_ = round.active;
   first_active_ = round.first;
+  for (Joinable* one : joinables_) one->begin_step(round.active_ranks);
 }
 
 int JoinScope::divisor() const {
@@ -133,10 +144,12 @@ int JoinScope::divisor() const {
 }
 
 void JoinScope::run_out() {
+  for (Joinable* joinable : joinables_) joinable->end_step();
   int last_rank = first_active_;
   for (;;) {
     const Round round = exchange(false, false);
     if (options_.throw_on_early_termination && round.active > 0) {
+      ends_on_all_ = true;
       throw Error(Blame::Cancelled,
                   "join: rank " + std::to_string(group_.rank()) +
                       " ran out of inputs while others had more (throw_on_early_termination)");
@@ -151,6 +164,12 @@ void JoinScope::run_out() {
   for (Joinable* joinable : joinables_) joinable->take_over(last_rank);
 }
 
+void JoinScope::fail(const std::exception_ptr& why) {
+  if (ends_on_all_) return;
+  const std::string text = group::first_line_of(why).text();
+  for (Joinable* joinable : joinables_) joinable->fail(text);
+}
+
 }  // namespace parallel::detail
 
 void join(std::vector<Joinable*> joinables, const std::function<void()>& steps,
@@ -161,8 +180,13 @@ void join(std::vector<Joinable*> joinables, const std::function<void()>& steps,
   }
   if (!options.enable) return steps();
   parallel::detail::JoinScope scope(std::move(joinables), options);
-  steps();
-  scope.run_out();
+  try {
+    steps();
+    scope.run_out();
+  } catch (...) {
+    scope.fail(std::current_exception());
+    throw;
+  }
 }
 
 }  // namespace weft

@@ -9,8 +9,10 @@
 // state of one of the ranks that were active last.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <initializer_list>
+#include <string>
 #include <vector>
 
 #include <weft/base/export.h>
@@ -57,6 +59,14 @@ class Joinable {
   virtual void check_join() const {}
   // True in training mode, if that changes the object's communication.
   virtual bool trains() const { return false; }
+  // True if the object can be joined only without others.
+  virtual bool joins_alone() const { return false; }
+  // Around each step of this rank; `active`: by rank, whether it takes part in the step that
+  // begins. end_step() is called before the next step, and before this rank runs out.
+  virtual void begin_step(const std::vector<bool>& /*active*/) {}
+  virtual void end_step() {}
+  // Called when an exception leaves the join on this rank alone.
+  virtual void fail(const std::string& /*why*/) {}
   // Runs the communication of one step of the other ranks.
   virtual void mirror_step(const parallel::detail::JoinStep& step) = 0;
   // Called when all ranks have run out: all take over the state of `last_rank`.
@@ -84,13 +94,16 @@ class WEFT_API JoinScope {
   static bool is_on_this_thread();
   // Called after this rank's last step: mirrors the others until all have run out.
   void run_out();
+  // Called with the exception that ends the join. Tells the joinables, unless all ranks throw it.
+  void fail(const std::exception_ptr& why);
 
  private:
   struct Round {
     int active = 0;
     int first = 0;
     bool synchronizes = false;
-    std::vector<bool> trains;  // by joinable
+    std::vector<bool> trains;        // by joinable
+    std::vector<bool> active_ranks;  // by rank
   };
   Round exchange(bool active, bool synchronizes);
 
@@ -99,12 +112,14 @@ class WEFT_API JoinScope {
   ProcessGroup group_;
   int active_;
   int first_active_ = 0;
+  bool ends_on_all_ = false;  // all ranks throw
 };
 
 }  // namespace parallel::detail
 
 // Collective. Runs the steps of this rank, then mirrors the others' collectives until every rank
-// has run out. Exceptions of `steps` pass through. `joinables` names each object once, in the order
+// has run out. Exceptions of `steps` pass through; with a sharded model they abort its groups, so
+// that no other rank waits for this one. `joinables` names each object once, in the order
 // in which they communicate within a step; their groups have the same members. Throws Caller if
 // that is not so or if an object is inside another join; and on all ranks if they give different
 // numbers of objects or different options (`enable` apart).

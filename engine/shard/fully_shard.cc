@@ -15,6 +15,7 @@
 #include <weft/engine/group/collective_error.h>
 #include <weft/engine/group/shard_groups.h>
 #include <weft/engine/shard/fully_shard.h>
+#include <weft/engine/shard/joined_steps.h>
 #include <weft/engine/shard/libtorch_internals.h>
 #include <weft/engine/shard/meta_tensors.h>
 #include <weft/engine/shard/sharded_model.h>
@@ -27,6 +28,7 @@ struct ShardedRoot::State {
   ProcessGroup group;  // of all ranks that train it
   std::shared_ptr<ShardedModel> model;
   FullyShardOptions options;
+  std::unique_ptr<JoinedSteps> joined;  // inside of weft::join
 };
 
 namespace {
@@ -74,9 +76,17 @@ std::vector<parallel::NamedTensor> named_values(const torch::nn::Module& module)
   return named;
 }
 
-void broadcast(const ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
+void broadcast(const ProcessGroup& group, const std::vector<at::Tensor>& tensors, int root = 0) {
   parallel::DeviceGroups groups(group, tensors);
-  parallel::broadcast_values(groups, tensors, 0, 0);
+  parallel::broadcast_values(groups, tensors, root, 0);
+}
+
+std::vector<at::Tensor> usable_buffers(const torch::nn::Module& module) {
+  std::vector<at::Tensor> buffers;
+  for (const at::Tensor& buffer : module.buffers()) {
+    if (buffer.defined() && buffer.numel() > 0 && !buffer.is_meta()) buffers.push_back(buffer);
+  }
+  return buffers;
 }
 
 // Replaces each parameter by its shard, in all its places.
@@ -121,11 +131,7 @@ std::vector<std::shared_ptr<Unit>> make_units(torch::nn::Module& module, ModelRa
   std::vector<std::shared_ptr<Unit>> units;
   parallel::on_all_ranks(ranks.all, name, "it", [&] {
     parallel::check_same_model(ranks.all, named_values(module), agreed(options, chosen));
-    std::vector<at::Tensor> buffers;
-    for (const at::Tensor& buffer : module.buffers()) {
-      if (buffer.defined() && buffer.numel() > 0 && !buffer.is_meta()) buffers.push_back(buffer);
-    }
-    broadcast(ranks.all, buffers);
+    broadcast(ranks.all, usable_buffers(module));
     for (const ChosenUnit& unit : chosen) {
       std::vector<at::Tensor> tensors;
       for (const ChosenParameter& parameter : unit.parameters) {
@@ -161,9 +167,8 @@ constexpr const char* kUnit = "fully_shard";
 
 Error refused_join() {
   return {Blame::Caller,
-          "join: a sharded model cannot train with uneven inputs: each rank has rows of it that "
-          "only its own optimizer steps, so a rank that has run out would have to go on stepping; "
-          "give all ranks equally many inputs, as DistributedSampler does, and leave join out"};
+          "join: a sharded model is joined together with its optimizer, since a rank that has run "
+          "out goes on stepping its rows; call weft::join(sharded, optimizer, steps)"};
 }
 
 }  // namespace
@@ -215,8 +220,12 @@ ShardedRoot::ShardedRoot(ShardedRoot&&) noexcept = default;
 ShardedRoot& ShardedRoot::operator=(ShardedRoot&&) noexcept = default;
 
 ShardedRoot::Forward::Forward(ShardedRoot& root) : root_(root) {
-  if (parallel::detail::JoinScope::is_on_this_thread()) throw refused_join();
-  root_.state_->model->begin_forward(c10::GradMode::is_enabled());
+  const bool is_joined = root_.join_scope_ != nullptr;
+  if (!is_joined && parallel::detail::JoinScope::is_on_this_thread()) throw refused_join();
+  const auto& model = root_.state_->model;
+  if (is_joined && !model->is_in_forward())
+    root_.join_scope_->announce_step(root_, root_.is_synchronizing());
+  model->begin_forward(c10::GradMode::is_enabled(), is_joined ? root_.join_scope_->divisor() : 0);
 }
 
 ShardedRoot::Forward::~Forward() { root_.state_->model->end_forward(); }
@@ -231,11 +240,26 @@ bool ShardedRoot::is_synchronizing() const { return state_->model->is_synchroniz
 
 ProcessGroup& ShardedRoot::join_group() { return state_->group; }
 
-void ShardedRoot::check_join() const { throw refused_join(); }
+void ShardedRoot::check_join() const {
+  if (!state_->joined) throw refused_join();
+}
 
-void ShardedRoot::mirror_step(const parallel::detail::JoinStep& /*step*/) { throw refused_join(); }
+void ShardedRoot::begin_step(const std::vector<bool>& active) {
+  state_->joined->begin_step(active);
+}
 
-void ShardedRoot::take_over(int /*last_rank*/) { throw refused_join(); }
+void ShardedRoot::end_step() { state_->joined->end_step(); }
+
+void ShardedRoot::fail(const std::string& why) { state_->joined->abort(why); }
+
+void ShardedRoot::mirror_step(const parallel::detail::JoinStep& step) {
+  state_->joined->mirror_step(step.first_rank, join_scope_->divisor());
+}
+
+void ShardedRoot::take_over(int last_rank) {
+  state_->joined->end();
+  broadcast(state_->group, usable_buffers(*state_->module), last_rank);
+}
 
 void ShardedRoot::set_synchronizing(bool on) {
   // A wrapper that was moved while a NoSync was alive has no state.
@@ -262,6 +286,37 @@ void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module, const Group
 }  // namespace weft::shard
 
 namespace weft {
+
+void join(shard::ShardedRoot& model, const std::vector<torch::optim::Optimizer*>& optimizers,
+          const std::function<void()>& steps, JoinOptions options) {
+  if (!options.enable) return steps();
+  if (model.state_->joined)
+    throw Error(Blame::Caller, "join: this sharded model is inside another join already");
+  ProcessGroup group = model.state_->group;
+  struct Joining {
+    std::unique_ptr<shard::JoinedSteps>& joined;
+    ~Joining() { joined.reset(); }
+  } joining{model.state_->joined};
+  group::agree(group, group::error_of([&] {
+                 if (optimizers.empty())
+                   throw Error(Blame::Caller, "join: no optimizer of the sharded model is given");
+                 joining.joined = std::make_unique<shard::JoinedSteps>(
+                     model.state_->module, model.state_->model, group, optimizers);
+               }));
+  const std::string description = joining.joined->description();
+  if (!parallel::is_same_on_all(group, description)) {
+    group::throw_together(group,
+                          Error(Blame::Caller,
+                                "join: the ranks give different optimizers; give the same kinds, "
+                                "of the same parameters in the same order, on all"));
+  }
+  join(static_cast<Joinable&>(model), steps, options);
+}
+
+void join(shard::ShardedRoot& model, torch::optim::Optimizer& optimizer,
+          const std::function<void()>& steps, JoinOptions options) {
+  join(model, std::vector<torch::optim::Optimizer*>{&optimizer}, steps, options);
+}
 
 struct FullParameters::State {
   struct Swapped {
@@ -306,6 +361,11 @@ FullParameters::FullParameters(torch::nn::Module& model, bool writable)
     : state_(std::make_unique<State>()) {
   const c10::AutoGradMode no_grad(false);
   auto units = shard::units_in(model);
+  if (!units.empty() && parallel::detail::JoinScope::is_on_this_thread()) {
+    throw Error(Blame::Caller,
+                "FullParameters inside of weft::join, where ranks that have run out do not gather "
+                "with this one; read the parameters behind the join");
+  }
   for (const auto& unit : units) {
     if (!unit->is_held()) unit->shards();  // or throws
     unit->start_hold();

@@ -28,16 +28,18 @@
 //
 // Not supported, and refused with an error: sparse gradients and max_norm of embeddings, parameters
 // in a ParameterList or ParameterDict, writing to parameters in place during forward, a backward
-// with create_graph that reaches parameters, AutogradContext, and join() (a rank that has run out
-// of inputs would have to step its rows with the others). Not found: an optimizer that was made
-// before sharding steps nothing, clone() of a module copies shards, and gradients appear at
+// with create_graph that reaches parameters, AutogradContext, and join() without the optimizer. Not
+// found: an optimizer that was made before sharding steps nothing, clone() of a module copies shards, and gradients appear at
 // model->parameters(), not at the modules' members.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -53,6 +55,9 @@ class Module;
 template <typename Contained>
 class ModuleHolder;
 }  // namespace torch::nn
+namespace torch::optim {
+class Optimizer;
+}
 
 namespace weft {
 
@@ -60,6 +65,30 @@ namespace weft {
 // model is sharded along it. Of two (HSDP): along the last, so that each row of the mesh has the
 // whole model, and gradients are averaged along the first as well. A mesh of more is refused.
 using GroupOrMesh = std::variant<ProcessGroup, Mesh>;
+
+namespace shard {
+class ShardedRoot;
+}
+
+// weft::join() of a sharded model: `optimizers` are those that step its shards in `steps`. Ranks
+// that run out take part in the others' gathers and reductions with zeros, and step their own
+// shards with these optimizers whenever the others do. The steps may be of any kind (accumulation,
+// no_sync(), units that are left out, evaluation, clip_grad_norm_() of the whole module), alike on
+// all ranks that have inputs. At the end buffers are those of a rank that was active last.
+//
+// Inside, nothing but these optimizers changes parameters, each at most once between two forwards;
+// of their options only learning rates change, outside of the time between the end of backward and
+// step(). The first parameter group of each has one more parameter meanwhile, by which its steps
+// are seen. FullParameters and GradScaler throw Caller. If an exception ends the steps of one rank,
+// the model's groups are aborted: all others throw Cancelled, which names the rank and the
+// exception. Throws Caller on all ranks if the ranks give different optimizers, or one with
+// parameters that are not the model's shards; otherwise as join().
+WEFT_API void join(shard::ShardedRoot& model,
+                   const std::vector<torch::optim::Optimizer*>& optimizers,
+                   const std::function<void()>& steps, JoinOptions options = {});
+// The same for one optimizer.
+WEFT_API void join(shard::ShardedRoot& model, torch::optim::Optimizer& optimizer,
+                   const std::function<void()>& steps, JoinOptions options = {});
 
 namespace shard {
 
@@ -95,9 +124,13 @@ class WEFT_API ShardedRoot : public Joinable {
    private:
     ShardedRoot& root_;
   };
-  // For Weft's own use: join() refuses a sharded model by these.
+  // For Weft's own use: see JoinedSteps.
   ProcessGroup& join_group() override;
   void check_join() const override;
+  bool joins_alone() const override { return true; }
+  void begin_step(const std::vector<bool>& active) override;
+  void end_step() override;
+  void fail(const std::string& why) override;
   void mirror_step(const parallel::detail::JoinStep& step) override;
   void take_over(int last_rank) override;
   // For Weft's own use: casts a floating-point tensor to FullyShardOptions::param_dtype.
@@ -113,6 +146,9 @@ class WEFT_API ShardedRoot : public Joinable {
 
  private:
   friend NoSync;
+  friend void weft::join(ShardedRoot& model,
+                         const std::vector<torch::optim::Optimizer*>& optimizers,
+                         const std::function<void()>& steps, JoinOptions options);
   bool is_synchronizing() const;
   void set_synchronizing(bool on);
   struct State;

@@ -166,7 +166,7 @@ class Packing {
   // operations of DistributedDataParallel, which gives the same bits.
   at::Tensor pack(const std::vector<at::Tensor>& gradients) const {
     const at::Tensor flat = transient(unit_, total_, bucket_.dtype);
-    const int averaged = unit_.ranks().count();
+    const int averaged = unit_.divisor > 0 ? unit_.divisor : unit_.ranks().count();
     const double factor = 1.0 / averaged;
     std::vector<at::Tensor> to, from;  // what is copied and then divided, by one kernel each
     for (int rank = 0; rank < ranks_; ++rank) {

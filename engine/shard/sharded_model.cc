@@ -11,6 +11,7 @@
 #include <weft/engine/autograd/execution_context.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/shard/capture.h>
+#include <weft/engine/shard/joined_steps.h>
 #include <weft/engine/shard/sharded_model.h>
 
 namespace weft::shard {
@@ -80,7 +81,7 @@ Error ShardedModel::refused_context() {
           "does not use; call loss.backward() outside of the AutogradContext"};
 }
 
-void ShardedModel::begin_forward(bool trains) {
+void ShardedModel::begin_forward(bool trains, int divisor) {
   if (trains && autograd::current_context() != nullptr) throw refused_context();
   if (is_in_backward()) {
     throw Error(Blame::Caller,
@@ -88,7 +89,10 @@ void ShardedModel::begin_forward(bool trains) {
                 "compute a part of the model again there, call that part and not the wrapper");
   }
   MutexLock lock(mutex_);
-  if (forwards_ == 0) begin_pass(trains);
+  if (forwards_ == 0) {
+    for (const auto& unit : units_) unit->divisor = divisor;
+    begin_pass(trains);
+  }
   ++forwards_;
 }
 
@@ -131,6 +135,11 @@ void ShardedModel::begin_pass(bool trains) {
     attach_nodes(*units_[i], shards[i], versions_[i], synchronizes_);
   }
   start_ahead(order, {});
+}
+
+bool ShardedModel::is_in_forward() const {
+  MutexLock lock(mutex_);
+  return forwards_ > 0;
 }
 
 void ShardedModel::end_forward() {
@@ -257,6 +266,7 @@ void ShardedModel::require_version(const Unit& unit, std::uint64_t version) {
 
 void ShardedModel::start_gather(Unit& unit, bool is_ahead) {
   if (unit.state() != Unit::State::Sharded) return;
+  if (joined_ != nullptr) joined_->gathers(unit);
   unit.start_gather();
   ++statistics_.gathers;
   if (is_ahead) ++statistics_.ahead;
@@ -289,6 +299,7 @@ std::shared_ptr<Reduction> ShardedModel::take_gradients(Unit& unit,
   }
   if (captured_) require_gradients(unit, parameters, gradients);
   average_rest_later();
+  if (joined_ != nullptr) joined_->reduces(unit, parameters);
   return reducer_.reduce(unit, parameters, std::move(gradients), outputs);
 }
 
@@ -348,6 +359,7 @@ void ShardedModel::average_rest() {
       }
       rest.gradients.resize(parameters.size());
       if (captured_) require_gradients(*unit, parameters, rest.gradients);
+      if (joined_ != nullptr) joined_->reduces(*unit, parameters);
       rest.reduction = reducer_.reduce(*unit, parameters, rest.gradients, rest.gradients);
       rests.push_back(std::move(rest));
     }

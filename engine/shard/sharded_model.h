@@ -26,6 +26,8 @@
 
 namespace weft::shard {
 
+class JoinedSteps;
+
 class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
  public:
   static std::shared_ptr<ShardedModel> make(std::vector<std::shared_ptr<Unit>> units,
@@ -35,9 +37,11 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   ShardedModel& operator=(const ShardedModel&) = delete;
 
   // Around the root's forward. `trains`: gradients are enabled, so a backward may follow.
-  // begin_forward() throws Caller inside of an AutogradContext and of a backward.
-  void begin_forward(bool trains);
+  // begin_forward() throws Caller inside of an AutogradContext and of a backward. `divisor`: of the
+  // gradients; 0: the number of ranks.
+  void begin_forward(bool trains, int divisor);
   void end_forward();
+  bool is_in_forward() const;
 
   // Forwards that begin meanwhile have backwards that average gradients, or keep them.
   bool is_synchronizing() const { return synchronizes_; }
@@ -65,6 +69,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   Statistics statistics() const;
 
  private:
+  friend class JoinedSteps;  // does the same as use() and take_gradients() for other ranks' steps
   ShardedModel(std::vector<std::shared_ptr<Unit>> units, std::size_t prefetch);
   void begin_pass(bool trains) WEFT_REQUIRES(mutex_);
   // Called by each unit's node of a backward.
@@ -107,6 +112,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     std::weak_ptr<const int> running{};  // that one's number, until libtorch destroys it
   } backwards_ WEFT_GUARDED_BY(mutex_);
   Statistics statistics_ WEFT_GUARDED_BY(mutex_);
+  JoinedSteps* joined_ WEFT_GUARDED_BY(mutex_) = nullptr;  // inside of weft::join
 };
 
 }  // namespace weft::shard

@@ -91,6 +91,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::size_t index = 0;              // in the model
   std::shared_ptr<ReceivePool> pool;  // of memory on the host; the model's
   std::shared_ptr<Offload> offload;   // the model's
+  int divisor = 0;                    // of gradients; 0: the number of ranks
 
   // The shards, by parameter. Throws Caller if one has no values yet, or is not what it was: moved,
   // cast, resized, or dropped.

@@ -19,6 +19,7 @@
 #include <weft/base/error.h>
 #include <weft/engine/group/called_by.h>
 #include <weft/engine/group/shard_groups.h>
+#include <weft/engine/shard/joined_steps.h>
 #include <weft/engine/training/agreement.h>
 #include <weft/engine/training/clip_grad_norm.h>
 #include <weft/engine/training/stand_ins.h>
@@ -114,6 +115,15 @@ at::Tensor total_norm(const std::vector<Part>& parts, double norm_type, const Pr
   return over && over.size() > 1 ? norm_over(over, total, norm_type) : total;
 }
 
+void clip_elsewhere(const torch::nn::Module& model, double max_norm, double norm_type) {
+  clip_grad_norm_(model, max_norm, norm_type);
+}
+// Ranks that have run out of inputs (weft::join) never call clip_grad_norm_ themselves.
+[[maybe_unused]] const bool is_mirrored = [] {
+  shard::set_mirrored_clip(&clip_elsewhere);
+  return true;
+}();
+
 void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& factor) {
   std::vector<std::pair<c10::Device, std::vector<at::Tensor>>> lists;
   for (const at::Tensor& gradient : gradients) {
@@ -138,6 +148,7 @@ at::Tensor clip_grad_norm_(const torch::nn::Module& model, double max_norm, doub
                                    "; it must be positive, or infinity for the largest value");
   }
   const c10::NoGradGuard no_grad;
+  shard::before_clip(model, max_norm, norm_type, static_cast<bool>(over));
   const group::CalledBy by("clip_grad_norm_");
   const std::vector<Part> parts = parts_of(model);
   const at::Tensor total = total_norm(parts, norm_type, over);

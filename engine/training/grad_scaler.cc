@@ -13,6 +13,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <weft/base/error.h>
+#include <weft/engine/ddp/join.h>
 #include <weft/engine/group/called_by.h>
 #include <weft/engine/group/shard_groups.h>
 #include <weft/engine/training/agreement.h>
@@ -51,7 +52,14 @@ std::vector<ProcessGroup> groups_of(const Optimizer& optimizer, const ProcessGro
     training::add_group(groups, zero->group_of_steps());
   for (const auto& parameters : optimizer.param_groups()) {
     for (const at::Tensor& parameter : parameters.params()) {
-      training::add_group(groups, group::shard_group_of(parameter));
+      const ProcessGroup shards = group::shard_group_of(parameter);
+      if (shards && parallel::detail::JoinScope::is_on_this_thread()) {
+        throw Error(Blame::Caller,
+                    "GradScaler: ranks that have run out of inputs (weft::join) do not decide with "
+                    "the others whether to step their rows of a sharded model; leave out the "
+                    "GradScaler (bfloat16 needs none) or the join");
+      }
+      training::add_group(groups, shards);
       training::add_group(groups, group::replica_group_of(parameter));
     }
   }

@@ -349,7 +349,7 @@ TEST(ShardedRefusals, RanksThatUseDifferentUnitsAreAllTold) {
 }
 
 TEST(ShardedRefusals, AJoin) {
-  const std::string sentence = "join: a sharded model cannot train with uneven inputs";
+  const std::string sentence = "join: a sharded model is joined together with its optimizer";
   expect_refusal(
       [](ProcessGroup& group) {
         auto net = blocks(1);

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// A sharded model inside of weft::join. The lowest rank that has inputs tells the ranks that have
+// run out, by one small message each, what it does next: gather a unit, reduce its gradients, clip,
+// step an optimizer. They do the same with zeros for gradients, so that any step works, and their
+// shards and optimizers go on as those of the others do. While no rank has run out, nothing is
+// sent.
+//
+// join() owns it, on each rank for one call. Thread-safe where it says so; else the thread that
+// runs the join. mirror_step() blocks until the other ranks' step has ended.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <weft/engine/group/process_group.h>
+#include <weft/engine/shard/sharded_model.h>
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace weft::shard {
+
+// clip_grad_norm_ without its result, for ranks that have run out; its file sets it.
+using Clip = void (*)(const torch::nn::Module& model, double max_norm, double norm_type);
+void set_mirrored_clip(Clip clip);
+// Called before this rank clips: inside of weft::join of the model, has the ranks that have run out
+// clip too. Throws Caller for a clipping in which they cannot take part.
+void before_clip(const torch::nn::Module& model, double max_norm, double norm_type, bool is_over);
+
+class JoinedSteps {
+ public:
+  // Throws Caller for an optimizer that cannot go on without inputs, or that has parameters which
+  // are not the model's shards.
+  JoinedSteps(std::shared_ptr<torch::nn::Module> module, std::shared_ptr<ShardedModel> model,
+              ProcessGroup group, const std::vector<torch::optim::Optimizer*>& optimizers);
+  ~JoinedSteps();
+  JoinedSteps(const JoinedSteps&) = delete;
+  JoinedSteps& operator=(const JoinedSteps&) = delete;
+
+  // What all ranks must have alike, as text.
+  std::string description() const;
+
+  // Around a step of this rank. `active`: by rank, whether it takes part.
+  void begin_step(const std::vector<bool>& active);
+  void end_step();
+  // Called before the operation begins, under the model's mutex, on any thread. `parameters`: those
+  // of the unit that are trained.
+  void gathers(const Unit& unit);
+  void reduces(const Unit& unit, const std::vector<std::size_t>& parameters);
+  // See before_clip().
+  static void clips(const torch::nn::Module& model, double max_norm, double norm_type,
+                    bool is_over);
+
+  // Does what the rank `leader` tells, until its step has ended. `divisor`: of gradients.
+  void mirror_step(int leader, int divisor);
+  // All ranks have run out. The next step records the order of units anew: a rank that has mirrored
+  // steps does not know it, and all must gather ahead alike.
+  void end();
+  // This rank cannot go on: fails the operations of all ranks.
+  void abort(const std::string& why);
+
+ private:
+  struct Parameter {
+    std::shared_ptr<Unit> unit;
+    std::size_t place;
+  };
+  // An optimizer, and a parameter that was added to it for the time of the join: what happens to it
+  // shows on every rank, also on one that has no rows, whether step() and zero_grad() were called.
+  struct Joined {
+    torch::optim::Optimizer* optimizer;
+    std::vector<Parameter> parameters;
+    std::vector<double> rates;  // learning rates by parameter group, at the last reduction
+    at::Tensor probe;
+    std::uint64_t seen = 0, armed = 0;  // versions of the probe and of its gradient
+    double value = 0;                   // of the probe
+  };
+  // A reduction whose result this rank has not added to its gradients.
+  struct Mirrored {
+    std::vector<at::Tensor> shards, gradients;
+    std::shared_ptr<Reduction> reduction;
+  };
+  // Numbers of one length: a kind, which unit or optimizer, bits, and the bytes of doubles.
+  using Message = std::vector<std::int64_t>;
+  Joined joined(torch::optim::Optimizer& optimizer, std::size_t number) const;
+  static void arm(Joined& joined);
+  // True if it has stepped since this was last asked.
+  static bool has_stepped(Joined& joined);
+  void note_cleared();
+  bool is_cleared(const Unit& unit, std::size_t parameter, const at::Tensor& shard) const;
+  void tell_cleared() const;
+  Message message(std::int64_t kind, std::size_t which = 0) const;
+  std::int64_t* doubles(Message& message) const { return message.data() + 2 + 2 * words_; }
+  void tell(const Message& message) const;
+  void mirror(Message& told);
+  void mirror_gather(std::size_t unit);
+  void mirror_reduce(std::size_t unit, const Message& told);
+  void mirror_clear(std::size_t unit, const Message& told);
+  void mirror_optimizer(std::size_t which, Message& told);
+  void finish_reductions();
+
+  const std::shared_ptr<torch::nn::Module> module_;
+  const std::shared_ptr<ShardedModel> model_;
+  const ProcessGroup group_;
+  std::vector<Joined> optimizers_;
+  std::size_t words_ = 0;       // of bits, one for each parameter of a unit
+  std::size_t doubles_ = 2;     // in a message
+  std::vector<int> told_;       // the ranks that this rank tells
+  bool reduces_first_ = false;  // the next reduction is the first of the step
+  // Whether its optimizer has made a step, or dropped gradients, since its last reduction.
+  struct Since {
+    bool stepped = false, cleared = false;
+  };
+  std::vector<std::vector<Since>> since_;  // by unit and parameter
+  std::vector<Mirrored> mirrored_;
+};
+
+}  // namespace weft::shard

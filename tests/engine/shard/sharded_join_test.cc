@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+// weft::join of sharded models: ranks that have run out of inputs go on for the others.
+#include <algorithm>
+#include <functional>
+#include <ostream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+
+#include <weft/mesh.h>
+#include <weft/optim.h>
+#include <weft/tests/harness/ranks.h>
+#include <weft/training.h>
+
+#include "sharded_models.h"
+
+namespace weft::testing::joined {
+namespace {
+
+using harness::As;
+using harness::error_of;
+using harness::run_ranks;
+using ::testing::HasSubstr;
+namespace nn = torch::nn;
+using torch::optim::AdamW;
+using torch::optim::AdamWOptions;
+
+torch::Tensor inputs(int step, int rank) {
+  return numbers({4, 8}, static_cast<std::uint64_t>(100 * step + rank));
+}
+
+// Trains with a learning rate that falls, clips, and steps every `every`th time.
+template <class Wrapped>
+void train(Wrapped& wrapped, nn::Module& model, torch::optim::Optimizer& optimizer, int rank,
+           int steps, int every = 1) {
+  for (int step = 0; step < steps; ++step) {
+    for (auto& group : optimizer.param_groups()) group.options().set_lr(0.01 / (step + 1));
+    {
+      const auto quiet = wrapped.no_sync((step + 1) % every != 0);
+      wrapped(inputs(step, rank)).square().mean().backward();
+    }
+    if ((step + 1) % every != 0) continue;
+    clip_grad_norm_(model, 0.05);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+}
+
+// What one process computes: the mean over all ranks, where those that have run out count as zeros,
+// or not at all.
+std::vector<torch::Tensor> trained_alone(const std::vector<int>& steps, bool by_initial = true) {
+  auto model = blocks(3);
+  fill_values(*model);
+  AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+  const int most = *std::max_element(steps.begin(), steps.end());
+  for (int step = 0; step < most; ++step) {
+    for (auto& group : optimizer.param_groups()) group.options().set_lr(0.01 / (step + 1));
+    const auto active =
+        std::count_if(steps.begin(), steps.end(), [&](int count) { return count > step; });
+    const auto divisor = static_cast<double>(by_initial ? std::ssize(steps) : active);
+    torch::Tensor loss = torch::zeros({});
+    for (int rank = 0; rank < std::ssize(steps); ++rank) {
+      if (step < steps[static_cast<std::size_t>(rank)])
+        loss = loss + model->forward(inputs(step, rank)).square().mean() / divisor;
+    }
+    loss.backward();
+    clip_grad_norm_(*model, 0.05);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return copies(model->parameters());
+}
+
+void expect_close(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_LE((a[i] - b[i]).norm().item<double>(), 1e-5 * b[i].norm().item<double>()) << i;
+}
+
+template <class Over>
+std::vector<torch::Tensor> trained_sharded(const Over& over, int rank,
+                                           const std::vector<int>& steps, JoinOptions options = {},
+                                           FullyShardOptions sharding = {}) {
+  auto model = blocks(3);
+  fill_values(*model);
+  FullyShardedDataParallel sharded(model, over, std::move(sharding));
+  AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+  join(
+      sharded, optimizer,
+      [&] { train(sharded, *model, optimizer, rank, steps[static_cast<std::size_t>(rank)]); },
+      options);
+  EXPECT_EQ(optimizer.param_groups()[0].params().size(), model->parameters().size());
+  EXPECT_EQ(optimizer.state().size(), model->parameters().size());
+  return whole(*model);
+}
+
+struct Setting {
+  As as;
+  std::vector<int> steps;  // by rank
+};
+void PrintTo(const Setting& setting, std::ostream* out) { *out << harness::name(setting.as); }
+
+class ShardedJoin : public ::testing::TestWithParam<Setting> {};
+INSTANTIATE_TEST_SUITE_P(
+    , ShardedJoin,
+    ::testing::Values(Setting{As::Threads, {4, 2}}, Setting{As::Threads, {0, 3}},
+                      Setting{As::Threads, {1, 5, 3}}, Setting{As::Threads, {2, 0, 4, 4}},
+                      Setting{As::Processes, {0, 3}}, Setting{As::Processes, {1, 4, 2}}),
+    [](const auto& info) {
+      std::string name = harness::name(info.param.as);
+      for (const int steps : info.param.steps) name += std::to_string(steps);
+      return name;
+    });
+
+TEST_P(ShardedJoin, TrainsAsOneProcessWithTheSameInputs) {
+  const std::vector<int>& steps = GetParam().steps;
+  run_ranks(GetParam().as, static_cast<int>(steps.size()), [&](ProcessGroup& group) {
+    expect_close(trained_sharded(group, group.rank(), steps), trained_alone(steps));
+  });
+}
+
+TEST(ShardedJoinSteps, AreDividedByTheRanksThatHaveInputs) {
+  run_ranks(As::Threads, 3, [](ProcessGroup& group) {
+    const std::vector<int> steps = {0, 3, 1};
+    const JoinOptions options{.divide_by_initial_world_size = false};
+    expect_close(trained_sharded(group, group.rank(), steps, options), trained_alone(steps, false));
+  });
+}
+
+class ShardedJoinOver2x2 : public ::testing::TestWithParam<As> {};
+INSTANTIATE_TEST_SUITE_P(, ShardedJoinOver2x2, ::testing::Values(As::Threads, As::Processes),
+                         [](const auto& info) { return harness::name(info.param); });
+
+TEST_P(ShardedJoinOver2x2, TrainsAsOneProcessWithTheSameInputs) {
+  run_ranks(GetParam(), 4, [](ProcessGroup& group) {
+    const Mesh mesh(group, {{"copies", 2}, {"rows", -1}});
+    for (const std::vector<int>& steps : {std::vector<int>{1, 4, 0, 2}, {3, 3, 3, 1}})
+      expect_close(trained_sharded(mesh, group.rank(), steps), trained_alone(steps));
+  });
+}
+
+// Bits, with two ranks: a sum of two numbers has one order.
+TEST(ShardedJoinAndDdp, HaveTheSameBits) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    const auto trained = [&](auto& wrapped, auto& model, auto& optimizer, const auto& joined) {
+      joined([&] {
+        for (int step = 0; step < 2 + 2 * group.rank(); ++step) {
+          optimizer.zero_grad();
+          wrapped(inputs(step, group.rank())).square().mean().backward();
+          optimizer.step();
+        }
+      });
+      return copies(model->parameters());
+    };
+    for (const bool by_initial : {true, false}) {
+      const JoinOptions options{.divide_by_initial_world_size = by_initial};
+      auto replica = blocks(3), model = blocks(3);
+      fill_values(*replica);
+      fill_values(*model);
+      DistributedDataParallel ddp(replica, group);
+      FullyShardedDataParallel sharded(model, group);
+      AdamW whole_steps(replica->parameters(), AdamWOptions(0.01));
+      AdamW steps(model->parameters(), AdamWOptions(0.01));
+      const auto expected =
+          trained(ddp, replica, whole_steps, [&](const auto& run) { join(ddp, run, options); });
+      trained(sharded, model, steps, [&](const auto& run) { join(sharded, steps, run, options); });
+      EXPECT_TRUE(are_equal(whole(*model), expected));
+    }
+  });
+}
+
+// Each step of the loop is made of several backwards, of which some are kept and some averaged, and
+// gradients are zeroed in the other way.
+TEST(ShardedJoinSteps, MayAccumulate) {
+  run_ranks(As::Threads, 3, [](ProcessGroup& group) {
+    auto model = blocks(2), plain = blocks(2);
+    fill_values(*model);
+    fill_values(*plain);
+    FullyShardedDataParallel sharded(model, group);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
+    torch::optim::SGD plain_optimizer(plain->parameters(), torch::optim::SGDOptions(0.1));
+    const int rounds[] = {1, 3, 0};
+    join(sharded, optimizer, [&] {
+      for (int step = 0; step < rounds[group.rank()]; ++step) {
+        optimizer.zero_grad(/*set_to_none=*/false);
+        for (int part = 0; part < 3; ++part) {
+          const auto quiet = sharded.no_sync(part == 0);
+          sharded(inputs(3 * step + part, group.rank())).square().mean().backward();
+        }
+        optimizer.step();
+      }
+    });
+    for (int step = 0; step < 3; ++step) {
+      plain_optimizer.zero_grad();
+      for (int rank = 0; rank < 3; ++rank) {
+        for (int part = 0; part < 3 && step < rounds[rank]; ++part)
+          (plain->forward(inputs(3 * step + part, rank)).square().mean() / 3).backward();
+      }
+      plain_optimizer.step();
+    }
+    expect_close(whole(*model), copies(plain->parameters()));
+  });
+}
+
+// Rank 0 has all rows, and no inputs. Units change from step to step, one batch is skipped, and one
+// learning rate is 0.
+TEST(ShardedJoinSteps, MayDifferFromEachOther) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    struct TinyImpl : nn::Module {
+      TinyImpl()
+          : a(register_module("a", nn::Linear(3, 1))), b(register_module("b", nn::Linear(3, 1))) {}
+      torch::Tensor forward(const torch::Tensor& x, bool uses_b) {
+        return (uses_b ? b(x) * a(x) : a(x)).sum();
+      }
+      nn::Linear a, b;
+    };
+    auto model = std::make_shared<TinyImpl>(), plain = std::make_shared<TinyImpl>();
+    fill_values(*model);
+    fill_values(*plain);
+    FullyShardedDataParallel sharded(model, group);
+    const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
+    torch::optim::SGD optimizer(model->parameters(), options);
+    torch::optim::SGD plain_optimizer(plain->parameters(), options);
+    const auto run = [&](auto& wrapped, auto& stepped, double divisor) {
+      for (int step = 0; step < 5; ++step) {
+        stepped.zero_grad();
+        stepped.param_groups()[0].options().set_lr(step == 0 ? 0 : 0.1);
+        (wrapped(numbers({2, 3}, static_cast<std::uint64_t>(step)), step % 2 == 1) / divisor)
+            .backward();
+        if (step != 3) stepped.step();
+        const torch::NoGradGuard no_grad;
+        wrapped(numbers({2, 3}, 9), true);
+      }
+    };
+    const auto call = [&](const torch::Tensor& x, bool uses_b) {
+      return plain->forward(x, uses_b);
+    };
+    join(sharded, optimizer, [&] {
+      if (group.rank() == 1) run(sharded, optimizer, 1);
+    });
+    run(call, plain_optimizer, 2);
+    expect_close(whole(*model), copies(plain->parameters()));
+  });
+}
+
+TEST(ShardedJoinSteps, AreFollowedByOthersInStep) {
+  run_ranks(As::Threads, 3, [](ProcessGroup& group) {
+    auto model = blocks(4);
+    fill_values(*model);
+    FullyShardedDataParallel sharded(model, group, {.prefetch = 2});
+    AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      join(sharded, optimizer,
+           [&] { train(sharded, *model, optimizer, group.rank(), (group.rank() + epoch) % 3); });
+      train(sharded, *model, optimizer, group.rank(), 3);
+    }
+    for (const torch::Tensor& value : whole(*model)) {
+      const auto first = value.clone();
+      group.broadcast(first, 0).wait();
+      EXPECT_TRUE(torch::equal(first, value));
+    }
+  });
+}
+
+TEST(ShardedJoinSteps, LeaveTheBuffersOfARankThatWasActiveLast) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    nn::Sequential model(nn::Linear(8, 8), nn::BatchNorm1d(8));
+    FullyShardedDataParallel sharded(model, group);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
+    join(sharded, optimizer, [&] {
+      for (int step = 0; step < group.rank() * 3; ++step)
+        sharded(inputs(step, group.rank())).square().mean().backward();
+    });
+    EXPECT_EQ(model[1]->as<nn::BatchNorm1d>()->num_batches_tracked.item<std::int64_t>(), 3);
+  });
+}
+
+TEST(ShardedJoinFailures, OfOneRankAreToldToAll) {
+  for (const int failing : {0, 2}) {
+    run_ranks(As::Threads, 3, [&](ProcessGroup& group) {
+      auto model = blocks(2);
+      FullyShardedDataParallel sharded(model, group);
+      AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+      const auto run = [&] {
+        join(sharded, optimizer, [&] {
+          for (int step = 0; step < (group.rank() == 1 ? 1 : 5); ++step) {
+            if (group.rank() == failing && step == 2) throw std::out_of_range("no such batch");
+            optimizer.zero_grad();
+            sharded(inputs(step, group.rank())).square().mean().backward();
+            optimizer.step();
+          }
+        });
+      };
+      if (group.rank() == failing) {
+        EXPECT_THROW(run(), std::out_of_range);
+        return;
+      }
+      const Error error = error_of(run);
+      EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
+      EXPECT_THAT(error.text(), HasSubstr("an exception ended the steps of rank " +
+                                          std::to_string(failing) + ": no such batch"));
+    });
+  }
+}
+
+TEST(ShardedJoinFailures, ThrowOnEarlyTerminationLeavesTheGroupUsable) {
+  run_ranks(As::Threads, 3, [](ProcessGroup& group) {
+    auto model = blocks(2);
+    FullyShardedDataParallel sharded(model, group);
+    AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+    const Error error = error_of([&] {
+      join(sharded, optimizer,
+           [&] { train(sharded, *model, optimizer, group.rank(), group.rank() == 1 ? 2 : 4); },
+           {.throw_on_early_termination = true});
+    });
+    EXPECT_THAT(error.text(), HasSubstr("ran out of inputs"));
+    train(sharded, *model, optimizer, group.rank(), 1);
+  });
+}
+
+TEST(ShardedJoinRefusals, NameTheRemedy) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto model = blocks(1), other = blocks(1);
+    AdamW before(model->parameters(), AdamWOptions(0.01));
+    FullyShardedDataParallel sharded(model, group);
+    DistributedDataParallel ddp(other, group);
+    AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+    torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1));
+    torch::optim::LBFGS lbfgs(model->parameters());
+    const auto refused = [&](torch::optim::Optimizer& given, const std::function<void()>& steps,
+                             const std::string& text) {
+      const Error error = error_of([&] { join(sharded, given, steps); });
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+      EXPECT_THAT(error.text(), HasSubstr(text));
+    };
+    refused(
+        before, [] { FAIL(); }, "a parameter that is no shard of this model");
+    refused(
+        lbfgs, [] { FAIL(); }, "is LBFGS");
+    refused(
+        group.rank() == 0 ? static_cast<torch::optim::Optimizer&>(sgd) : optimizer, [] { FAIL(); },
+        "the ranks give different optimizers");
+    EXPECT_THAT(error_of([&] {
+                  join({&ddp, &sharded}, [] { FAIL(); });
+                }).text(),
+                HasSubstr("join it alone, with its optimizers"));
+    EXPECT_THAT(error_of([&] { join(sharded, {nullptr}, [] { FAIL(); }); }).text(),
+                HasSubstr("null pointer"));
+    join(sharded, {&optimizer}, [&] { train(sharded, *model, optimizer, group.rank(), 1); });
+  });
+}
+
+TEST(ShardedJoinRefusals, OfWhatOnlySomeRanksWouldCall) {
+  const auto refused = [](const auto& call, const std::string& text) {
+    run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
+      auto model = blocks(1);
+      FullyShardedDataParallel sharded(model, group);
+      AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+      GradScaler scaler;
+      const Error error = error_of([&] {
+        join(sharded, optimizer, [&] {
+          sharded(inputs(0, 0)).sum().backward();
+          call(model, optimizer, scaler);
+        });
+      });
+      EXPECT_THAT(error.text(), HasSubstr(text));
+    });
+  };
+  refused([](auto& model, auto&, auto&) { const FullParameters full(*model); },
+          "FullParameters inside of weft::join");
+  refused(
+      [](auto&, auto& optimizer, auto& scaler) {
+        scaler.scale(torch::ones({}));
+        scaler.step(optimizer);
+      },
+      "leave out the GradScaler");
+  refused([](auto& model, auto&, auto&) { clip_grad_norm_(*model->ptr(0), 1); },
+          "can clip the whole model only");
+}
+
+}  // namespace
+}  // namespace weft::testing::joined
