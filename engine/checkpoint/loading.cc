@@ -41,15 +41,21 @@ constexpr std::ptrdiff_t kMostLevels = 1000;
 
 class Load {
  public:
-  Load(const std::string& folder, const Manifest& manifest, const ProcessGroup& group)
-      : folder_(folder), manifest_(manifest), tensors_(tensors_of(manifest)), group_(group) {}
+  // `rank`, of `ranks` that load. `device`: for tensors that have no memory yet.
+  Load(const std::string& folder, const Manifest& manifest, int rank, int ranks,
+       c10::Device device)
+      : folder_(folder),
+        manifest_(manifest),
+        tensors_(tensors_of(manifest)),
+        rank_(rank),
+        ranks_(ranks),
+        device_(device) {}
 
   // Throws Caller if the checkpoint does not have the parts; makes memory for their values.
   void request(const std::vector<Part>& parts) {
     for (const Part& part : parts) {
       check_ranks(part);
-      if (Contents::is_per_rank(part) && manifest_.ranks > 0 && group_.rank() >= manifest_.ranks)
-        continue;
+      if (Contents::is_per_rank(part) && manifest_.ranks > 0 && rank_ >= manifest_.ranks) continue;
       check_presence(part);
       const auto failure = group::error_of([&] { request(part); });
       if (failure) throw failure->within("part '" + part.name() + "'");
@@ -57,19 +63,19 @@ class Load {
     }
   }
 
-  void read() { read_slices(folder_, std::move(reads_), static_cast<std::size_t>(group_.rank())); }
+  void read() { read_slices(folder_, std::move(reads_), static_cast<std::size_t>(rank_)); }
 
   // Compares what was read with the parts, and changes nothing.
   std::vector<Commit> stage() const {
     torch::serialize::OutputArchive written;
     for (const Part& part : present_) {
-      const auto failure = group::error_of(
-          [&] { write_part(written, part, prefix_of(part, group_.rank()), values_); });
+      const auto failure =
+          group::error_of([&] { write_part(written, part, prefix_of(part, rank_), values_); });
       if (failure) throw failure->within("part '" + part.name() + "'");
     }
     torch::serialize::InputArchive archive;
     reopen(written, archive);
-    return stage_parts(archive, present_, group_.device());
+    return stage_parts(archive, present_, device_);
   }
 
  private:
@@ -77,13 +83,13 @@ class Load {
   // rank's rows are others.
   void check_ranks(const Part& part) const {
     const bool has_other_rows = Contents::is_per_rank(part) && manifest_.ranks > 0 &&
-                                manifest_.ranks != group_.size() && has_shards(part);
+                                manifest_.ranks != ranks_ && has_shards(part);
     if (!has_other_rows) return;
     throw Error(Blame::Caller,
                 "part '" + part.name() +
                     "' is per_rank() and belongs to a sharded model, whose rows " +
                     std::to_string(manifest_.ranks) + " ranks have saved and " +
-                    std::to_string(group_.size()) +
+                    std::to_string(ranks_) +
                     " load, where each has others; save the part without per_rank(), then any "
                     "number of ranks loads it");
   }
@@ -92,7 +98,7 @@ class Load {
   void check_presence(const Part& part) const {
     const auto has = std::ranges::find(manifest_.parts, part.name(),
                                        &std::pair<std::string, std::string>::first);
-    const std::string prefix = prefix_of(part, group_.rank());
+    const std::string prefix = prefix_of(part, rank_);
     const bool is_there =
         has != manifest_.parts.end() || std::ranges::any_of(tensors_, [&](const auto& one) {
           return is_value_of(one.first, prefix);
@@ -119,12 +125,12 @@ class Load {
   void request(const Part& part) {
     if (const auto* const module = std::get_if<torch::nn::Module*>(&Contents::of(part)))
       require_values(**module, part.name());
-    const std::string prefix = prefix_of(part, group_.rank());
+    const std::string prefix = prefix_of(part, rank_);
     const PartRows rows(part, prefix);
     for (auto at = tensors_.lower_bound(prefix);
          at != tensors_.end() && at->first.starts_with(prefix); ++at) {
       const auto& [name, tensor] = *at;
-      if (!is_needed(part, prefix, name, group_.rank())) continue;
+      if (!is_needed(part, prefix, name, rank_)) continue;
       // Each dot is a level of the archive that the values are put into.
       if (std::ranges::count(name, '.') > kMostLevels)
         throw Error(Blame::Caller, "a name of the checkpoint has too many dots");
@@ -135,8 +141,8 @@ class Load {
       const auto no_room =
           group::error_of([&] { memory = at::empty(shape, at::TensorOptions(tensor.dtype)); });
       if (no_room) {
-        throw Error(Blame::Busy, "rank " + std::to_string(group_.rank()) + " has no memory for '" +
-                                     name + "' of the checkpoint");
+        throw Error(Blame::Busy, "rank " + std::to_string(rank_) + " has no memory for '" + name +
+                                     "' of the checkpoint");
       }
       values_[name] = {name, memory, tensor.kind, Writer::First, {}};
       add_reads(tensor, memory, own ? own->first : 0, reads_);
@@ -159,7 +165,8 @@ class Load {
   const std::string folder_;
   const Manifest& manifest_;
   const Tensors tensors_;
-  const ProcessGroup& group_;
+  const int rank_, ranks_;
+  const c10::Device device_;
   std::vector<Part> present_;
   std::vector<SliceRead> reads_;
   Values values_;
@@ -179,6 +186,21 @@ void warn_of_other_ranks(const Manifest& manifest, const ProcessGroup& group,
 }
 
 }  // namespace
+
+std::vector<Commit> stage_folder(const std::string& folder, const Manifest& manifest,
+                                 const std::vector<Part>& parts, int rank) {
+  Load load(folder, manifest, rank, manifest.ranks, c10::Device(at::kCPU));
+  const auto attempt = [&](const char* what, const std::function<void()>& call) {
+    const auto failure = group::error_of(call);
+    if (failure)
+      throw failure->within("the checkpoint '" + folder + what + ", and nothing was loaded");
+  };
+  attempt("' does not fit", [&] { load.request(parts); });
+  attempt("' cannot be read", [&] { load.read(); });
+  std::vector<Commit> commits;
+  attempt("' does not fit", [&] { commits = load.stage(); });
+  return commits;
+}
 
 void share_manifest(std::string& folder, Manifest& manifest, ProcessGroup& group) {
   const int ranks = broadcast_object(manifest.ranks, 0, group);
@@ -212,7 +234,7 @@ void load_folder(const std::string& path, ProcessGroup& group, const std::vector
     if (failure) failure = failure->within("the checkpoint '" + folder + what + here);
   };
   attempt("' does not fit", [&] {
-    load.emplace(folder, manifest, group);
+    load.emplace(folder, manifest, group.rank(), group.size(), group.device());
     load->request(parts);
   });
   attempt("' cannot be read", [&] { load->read(); });

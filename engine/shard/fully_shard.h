@@ -29,8 +29,8 @@
 // Not supported, and refused with an error: sparse gradients and max_norm of embeddings, parameters
 // in a ParameterList or ParameterDict, writing to parameters in place during forward, a backward
 // with create_graph that reaches parameters, AutogradContext, and join() without the optimizer. Not
-// found: an optimizer that was made before sharding steps nothing, clone() of a module copies shards, and gradients appear at
-// model->parameters(), not at the modules' members.
+// found: an optimizer that was made before sharding steps nothing, clone() of a module copies
+// shards, and gradients appear at model->parameters(), not at the modules' members.
 #pragma once
 
 #include <functional>

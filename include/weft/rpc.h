@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Remote procedure calls: rpc::init, Agent, RemoteError, expose.
+// Remote procedure calls: rpc::init, Agent, RemoteError, expose. Checkpoints of such jobs: JobPart.
 #pragma once
 
 // clang-format off
@@ -9,5 +9,6 @@
 
 #include <weft/codec.h>
 #include <weft/debug.h>
+#include <weft/engine/checkpoint/job_checkpoint.h>
 #include <weft/engine/rpc/agent.h>
 #include <weft/future.h>

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdio>
+#include <future>
+#include <iterator>
+#include <map>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <weft/base/log.h>
+#include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
+#include <weft/engine/checkpoint/checkpoint_parts.h>
+#include <weft/engine/checkpoint/folder.h>
+#include <weft/engine/checkpoint/job_checkpoint.h>
+#include <weft/engine/checkpoint/loading.h>
+#include <weft/engine/checkpoint/part_contents.h>
+#include <weft/engine/checkpoint/part_values.h>
+#include <weft/engine/checkpoint/saving_state.h>
+#include <weft/engine/checkpoint/shares.h>
+#include <weft/engine/checkpoint/slice_file.h>
+#include <weft/engine/group/collective_error.h>
+#include <weft/engine/tensor/cuda_devices.h>
+
+namespace weft::checkpoint {
+
+// What this worker has the owners do.
+namespace job {
+
+using group::error_of;
+using OwnedParts = std::vector<RRef<detail::OwnedPart>>;
+
+// On an owner, between two calls: what it has copied, or what it is about to load. It goes with the
+// caller's reference, also if the caller dies.
+struct Staged {
+  Share share;
+  at::Tensor memory;
+  std::vector<c10::Event> copies;
+  std::vector<Commit> commits;
+  OwnedParts parts;  // keep the values alive
+};
+using SharedStaged = std::shared_ptr<Staged>;
+
+// An owner's answer. Errors keep their blame, which they would lose as exceptions.
+struct Answer {
+  int blame = -1;  // none: no error
+  std::string text;
+  RRef<SharedStaged> staged;
+  std::vector<std::string> kinds;  // of the parts
+  WEFT_FIELDS(blame, text, staged, kinds)
+};
+
+Answer answer(const std::function<void(Answer&)>& call) {
+  Answer made;
+  if (const auto failure = error_of([&] { call(made); }))
+    return {static_cast<int>(failure->blame()), failure->text(), {}, {}};
+  return made;
+}
+
+std::vector<Part> parts_of(const OwnedParts& owned) {
+  std::vector<Part> parts;
+  for (const auto& one : owned) parts.push_back(one.local_value().part);
+  return parts;
+}
+
+void refuse_spread(const Part& part) {
+  if (Contents::is_per_rank(part))
+    throw Error(Blame::Caller, "per_rank() is for a group, whose ranks all save and load");
+  if (sharded_optimizer_of(part) != nullptr) {
+    throw Error(Blame::Caller,
+                "a ZeroRedundancyOptimizer is spread over the ranks of a group, which save and "
+                "load it together: checkpoint::save_async(folder, group, parts)");
+  }
+}
+
+std::vector<Value> values_here(const std::vector<Part>& parts) {
+  std::vector<Value> values;
+  for (const Part& part : parts) {
+    const auto failure = error_of([&] {
+      refuse_spread(part);
+      auto own = values_of(part, 0, 1);
+      const bool is_spread =
+          std::ranges::any_of(own, [](const Value& value) { return value.rows.has_value(); });
+      if (is_spread) {
+        throw Error(Blame::Caller,
+                    "a sharded model is spread over the ranks of a group, which save and load it "
+                    "together: checkpoint::save_async(folder, group, parts)");
+      }
+      std::move(own.begin(), own.end(), std::back_inserter(values));
+    });
+    if (failure)
+      throw failure->within("part '" + part.name() + "' of the checkpoint cannot be saved");
+  }
+  std::ranges::stable_sort(values, {}, &Value::name);
+  return values;
+}
+
+void require_seen(const std::string& folder) {
+  if (is_folder(folder)) return;
+  throw Error(Blame::Caller, "there is no folder '" + folder +
+                                 "' here: name one on a file system that all workers share");
+}
+
+// Copies the parts' values, for a checkpoint in that folder.
+Answer stage_save(OwnedParts parts, std::string folder) {
+  return answer([&](Answer& made) {
+    require_seen(folder);
+    check_folder_writable(folder);
+    const std::vector<Part> own = parts_of(parts);
+    made.kinds = check_names(own);
+    auto staged = std::make_shared<Staged>();
+    staged->share = share_of(values_here(own), 0, 1);
+    staged->memory = memory_for(staged->share);
+    copy(staged->share, staged->memory);
+    std::vector<c10::Device> devices;
+    for (const at::Tensor& tensor : staged->share.tensors) {
+      if (tensor.is_cpu() || std::ranges::find(devices, tensor.device()) != devices.end()) continue;
+      devices.push_back(tensor.device());
+      staged->copies.emplace_back(tensor.device().type());
+      staged->copies.back().record(tensor::CudaDevices::current_stream(tensor.device()));
+    }
+    // The caller returns to its program when this call has ended, and values may change then.
+    for (const c10::Event& event : staged->copies) event.synchronize();
+    staged->share.tensors.clear();
+    made.staged = RRef<SharedStaged>(std::move(staged));
+  });
+}
+
+// Writes what was copied; the text of the answer is this file's part of the manifest.
+Answer write_staged(RRef<SharedStaged> staged, std::string folder, std::string file) {
+  return answer([&](Answer& made) {
+    Staged& here = *staged.local_value();
+    made.text = encode(write_slices(folder, file, std::move(here.share.slices),
+                                    here.memory.const_data_ptr(), here.share.bytes));
+    here.memory.reset();
+  });
+}
+
+// Reads the parts and compares them. `ranks`: see Manifest.
+Answer stage_load(OwnedParts parts, std::string folder, std::string manifest, int ranks, int rank) {
+  return answer([&](Answer& made) {
+    require_seen(folder);
+    auto staged = std::make_shared<Staged>();
+    const std::vector<Part> own = parts_of(parts);
+    check_names(own);
+    for (const Part& part : own) {
+      const auto failure = error_of([&] { refuse_spread(part); });
+      if (failure) throw failure->within("part '" + part.name() + "'");
+    }
+    Manifest read = parse_manifest(manifest);
+    read.ranks = ranks;
+    staged->commits = stage_folder(folder, read, own, rank);
+    staged->parts = std::move(parts);
+    made.staged = RRef<SharedStaged>(std::move(staged));
+  });
+}
+
+Answer commit(RRef<SharedStaged> staged) {
+  return answer([&](Answer&) {
+    for (const Commit& commit : staged.local_value()->commits) commit();
+  });
+}
+
+}  // namespace job
+
+struct JobContents {
+  static const std::vector<JobPart::Owned>& owned(const JobPart& part) { return part.owned_; }
+  static const std::optional<Part>& own(const JobPart& part) { return part.own_; }
+};
+
+namespace {
+
+using group::error_of;
+using job::Answer;
+
+struct Owner {
+  rpc::WorkerInfo worker;
+  job::OwnedParts parts;
+  std::vector<std::size_t> places;  // of the parts in the checkpoint
+  Answer staged;
+};
+
+using Asked = std::vector<Future<Answer>>;
+
+// Waits for all owners. Throws what one says, or the loss of one, naming it.
+std::vector<Answer> answers_of(const std::vector<Owner>& owners, const Asked& asked) {
+  std::vector<Answer> answers;
+  std::optional<Error> failure;
+  for (std::size_t i = 0; i < owners.size(); ++i) {
+    const auto one = error_of([&] {
+      answers.push_back(asked[i].get());
+      if (answers.back().blame >= 0)
+        throw Error(blame_from(answers.back().blame), answers.back().text);
+    });
+    if (!one) continue;
+    const bool is_cause = one->blame() == Blame::PeerLost;
+    if (!failure || (is_cause && failure->blame() != Blame::PeerLost))
+      failure = one->within("worker '" + owners[i].worker.name + "'");
+  }
+  if (failure) throw *failure;
+  return answers;
+}
+
+// All parts, in order, under the names that they have in the checkpoint.
+std::vector<std::string> names_of(const std::vector<JobPart>& parts) {
+  std::vector<std::string> names;
+  for (const JobPart& part : parts) {
+    if (JobContents::own(part)) names.push_back(part.name());
+    for (const auto& owned : JobContents::owned(part)) names.push_back(owned.name);
+  }
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (std::find(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(i), names[i]) !=
+        names.begin() + static_cast<std::ptrdiff_t>(i))
+      throw Error(Blame::Caller, "the checkpoint has two parts named '" + names[i] + "'");
+  }
+  if (names.empty()) throw Error(Blame::Caller, "the checkpoint has no parts");
+  refuse_ambiguous(names);
+  return names;
+}
+
+// The owners in the order of their ranks. Each makes its parts, from references that are sent to
+// it.
+std::vector<Owner> owners_of(const std::vector<JobPart>& parts, const rpc::Agent& agent) {
+  std::map<int, Owner> owners;
+  std::size_t place = 0;
+  const auto add = [&](const rpc::WorkerInfo& worker, RRef<detail::OwnedPart> part) {
+    Owner& owner = owners[worker.rank];
+    owner.worker = worker;
+    owner.parts.push_back(std::move(part));
+    owner.places.push_back(place++);
+  };
+  for (const JobPart& part : parts) {
+    if (const auto& own = JobContents::own(part))
+      add(agent.self(), RRef<detail::OwnedPart>(agent, detail::OwnedPart{*own, nullptr}));
+    for (const auto& owned : JobContents::owned(part)) add(owned.owner, owned.make(agent));
+  }
+  std::vector<Owner> all;
+  for (auto& [rank, owner] : owners) all.push_back(std::move(owner));
+  return all;
+}
+
+// The last save of each agent of this process.
+class LastSaves {
+ public:
+  // Notes a save, and returns the earlier one.
+  Ended exchange(const rpc::Agent& agent, Ended ended) {
+    MutexLock lock(mutex_);
+    std::erase_if(all_, [](const auto& item) { return item.second.first.expired(); });
+    auto& mine = all_[agent.shared_core().get()];
+    mine.first = agent.shared_core();
+    return std::exchange(mine.second, std::move(ended));
+  }
+
+ private:
+  Mutex mutex_;
+  std::map<const void*, std::pair<std::weak_ptr<call::AgentCore>, Ended>> all_
+      WEFT_GUARDED_BY(mutex_);
+};
+
+LastSaves& last_saves() {
+  static auto* const all = new LastSaves();  // threads may end after static objects are destroyed
+  return *all;
+}
+
+// One save, behind its copies.
+class JobSave {
+ public:
+  JobSave(rpc::Agent agent, std::string folder, const std::vector<JobPart>& parts, int keep)
+      : agent_(std::move(agent)), keep_(keep), numbered_(folder) {
+    checkpoint_ = folder + "/" + std::to_string(numbered_.number());
+    const std::vector<std::string> names = names_of(parts);
+    owners_ = owners_of(parts, agent_);
+    Asked asked;
+    for (const Owner& owner : owners_)
+      asked.push_back(agent_.async<&job::stage_save>(owner.worker, owner.parts, checkpoint_));
+    auto answers = answers_of(owners_, asked);
+    manifest_.ranks = static_cast<int>(owners_.size());
+    manifest_.parts.resize(names.size());
+    for (std::size_t i = 0; i < owners_.size(); ++i) {
+      owners_[i].staged = std::move(answers[i]);
+      owners_[i].parts.clear();
+      const auto& kinds = owners_[i].staged.kinds;
+      for (std::size_t k = 0; k < owners_[i].places.size(); ++k) {
+        const std::size_t place = owners_[i].places[k];
+        manifest_.parts[place] = {names[place], kinds.at(k)};
+      }
+    }
+  }
+
+  void write() {
+    Asked asked;
+    for (const Owner& owner : owners_) {
+      char name[32];
+      std::snprintf(name, sizeof name, "rank%05d.safetensors", owner.worker.rank);
+      asked.push_back(agent_.async<&job::write_staged>(owner.worker, owner.staged.staged,
+                                                       checkpoint_, std::string(name)));
+    }
+    for (const Answer& answer : answers_of(owners_, asked))
+      manifest_.files.push_back(parse_file(answer.text));
+    tensors_of(manifest_);  // throws for values that overlap
+    numbered_.publish(manifest_);
+    numbered_.remove_old(keep_);
+  }
+
+ private:
+  rpc::Agent agent_;
+  const int keep_;
+  Numbered numbered_;
+  std::string checkpoint_;
+  std::vector<Owner> owners_;
+  Manifest manifest_;
+};
+
+}  // namespace
+
+Saving save_async(std::string folder, const rpc::Agent& agent, std::vector<JobPart> parts,
+                  SaveOptions options) {
+  while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
+  check_options(options);
+  std::promise<std::optional<Error>> promise;
+  auto state = std::make_shared<SavingAccess::State>();
+  state->ended = promise.get_future().share();
+  const Ended earlier = last_saves().exchange(agent, state->ended);
+  if (earlier.valid()) earlier.wait();
+  std::shared_ptr<JobSave> save;
+  try {
+    save = std::make_shared<JobSave>(agent, folder, parts, options.keep);
+  } catch (...) {
+    promise.set_value(std::nullopt);  // a later save may wait for it
+    throw;
+  }
+  parts.clear();
+  state->start(
+      std::move(promise), [save = std::move(save)] { return error_of([&] { save->write(); }); },
+      agent.self().name);
+  Saving saving;
+  SavingAccess::state(saving) = std::move(state);
+  return saving;
+}
+
+void load(const std::string& path, const rpc::Agent& agent, const std::vector<JobPart>& parts) {
+  names_of(parts);
+  Found found = find(path);
+  const int ranks = std::exchange(found.manifest.ranks, std::max(found.manifest.ranks, 1));
+  const std::string manifest = encode(found.manifest);
+  std::vector<Owner> owners = owners_of(parts, agent);
+  Asked asked;
+  for (const Owner& owner : owners) {
+    asked.push_back(agent.async<&job::stage_load>(owner.worker, owner.parts, path + found.below,
+                                                  manifest, ranks, owner.worker.rank));
+  }
+  const std::vector<Answer> staged = answers_of(owners, asked);
+  asked.clear();
+  for (std::size_t i = 0; i < owners.size(); ++i)
+    asked.push_back(agent.async<&job::commit>(owners[i].worker, staged[i].staged));
+  answers_of(owners, asked);
+}
+
+bool exists(const std::string& path, const rpc::Agent& /*agent*/) {
+  return is_folder(path) && has_whole(path);
+}
+
+}  // namespace weft::checkpoint
