@@ -15,8 +15,6 @@ namespace parallel::detail {
 
 namespace {
 
-thread_local int scopes_of_thread = 0;
-
 // Checks that all ranks exchange equally much in every step and throw in the same cases: tensors of
 // different sizes would end a process with Gloo, and a rank that does not throw would wait for
 // those that do.
@@ -50,7 +48,8 @@ void compare_calls(ProcessGroup& group, std::size_t joinables, const JoinOptions
 }  // namespace
 
 JoinScope::JoinScope(std::vector<Joinable*> joinables, JoinOptions options)
-    : joinables_(std::move(joinables)),
+    : outer_(innermost()),
+      joinables_(std::move(joinables)),
       options_(options),
       group_(joinables_.front()->join_group()),
       active_(group_.size()) {
@@ -81,13 +80,21 @@ JoinScope::JoinScope(std::vector<Joinable*> joinables, JoinOptions options)
   }
   compare_calls(group_, joinables_.size(), options_);
   for (Joinable* joinable : joinables_) joinable->join_scope_ = this;
-  ++scopes_of_thread;
+  innermost() = this;
 }
 
-bool JoinScope::is_on_this_thread() { return scopes_of_thread > 0; }
+JoinScope*& JoinScope::innermost() {
+  static thread_local JoinScope* scope = nullptr;
+  return scope;
+}
+
+bool JoinScope::is_without_some_ranks() {
+  const JoinScope* const scope = innermost();
+  return scope != nullptr && scope->active_ < scope->group_.size();
+}
 
 JoinScope::~JoinScope() {
-  --scopes_of_thread;
+  innermost() = outer_;
   for (Joinable* joinable : joinables_) joinable->join_scope_ = nullptr;
 }
 

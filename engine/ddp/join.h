@@ -91,7 +91,9 @@ class WEFT_API JoinScope {
   int divisor() const;
   int first_active_rank() const { return first_active_; }
   // True inside of a join of this thread.
-  static bool is_on_this_thread();
+  static bool is_on_this_thread() { return innermost() != nullptr; }
+  // The same, if ranks had run out when this rank's step began.
+  static bool is_without_some_ranks();
   // Called after this rank's last step: mirrors the others until all have run out.
   void run_out();
   // Called with the exception that ends the join. Tells the joinables, unless all ranks throw it.
@@ -107,6 +109,9 @@ class WEFT_API JoinScope {
   };
   Round exchange(bool active, bool synchronizes);
 
+  static JoinScope*& innermost();
+
+  JoinScope* const outer_;
   std::vector<Joinable*> joinables_;
   JoinOptions options_;
   ProcessGroup group_;

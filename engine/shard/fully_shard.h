@@ -73,8 +73,10 @@ class ShardedRoot;
 // weft::join() of a sharded model: `optimizers` are those that step its shards in `steps`. Ranks
 // that run out take part in the others' gathers and reductions with zeros, and step their own
 // shards with these optimizers whenever the others do. The steps may be of any kind (accumulation,
-// no_sync(), units that are left out, evaluation, clip_grad_norm_() of the whole module), alike on
-// all ranks that have inputs. At the end buffers are those of a rank that was active last.
+// no_sync(), units that are left out, evaluation, clip_grad_norm_() of the whole module,
+// SyncBatchNorm over the model's group), alike on all ranks that have inputs; but other collectives
+// of the steps wait for the ranks that have run out until they time out. At the end buffers are
+// those of a rank that was active last.
 //
 // Inside, nothing but these optimizers changes parameters, each at most once between two forwards;
 // of their options only learning rates change, outside of the time between the end of backward and

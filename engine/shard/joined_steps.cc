@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstring>
-#include <limits>
-#include <typeinfo>
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
-#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
-#include <torch/optim/sgd.h>
 
 #include <weft/base/error.h>
 #include <weft/engine/ddp/join.h>
@@ -27,9 +22,19 @@ namespace weft::shard {
 namespace {
 
 constexpr int kTag = 31007;  // of messages between ranks
-enum Kind : std::int64_t { kGather, kReduce, kClear, kClip, kStep, kEnd };
+enum Kind : std::int64_t { kGather, kReduce, kClear, kSum, kClip, kStep, kEnd };
 
 constinit Clip mirrored_clip = nullptr;
+
+// The joins of this process that run: backward may run on threads of libtorch.
+struct Running {
+  Mutex mutex;
+  std::vector<const JoinedSteps*> all WEFT_GUARDED_BY(mutex);
+};
+Running& running() {
+  static auto* const running = new Running();
+  return *running;
+}
 
 bool has_bit(const std::int64_t* words, std::size_t bit) {
   return (static_cast<std::uint64_t>(words[bit / 64]) >> (bit % 64) & 1) != 0;
@@ -38,31 +43,6 @@ bool has_bit(const std::int64_t* words, std::size_t bit) {
 void set_bit(std::int64_t* words, std::size_t bit) {
   words[bit / 64] = static_cast<std::int64_t>(static_cast<std::uint64_t>(words[bit / 64]) |
                                               std::uint64_t{1} << (bit % 64));
-}
-
-// NaN for options without a learning rate.
-double rate_of(const torch::optim::OptimizerParamGroup& group) {
-  try {
-    return group.options().get_lr();
-  } catch (const c10::Error&) {
-    return std::numeric_limits<double>::quiet_NaN();
-  }
-}
-
-std::vector<double> rates_of(torch::optim::Optimizer& optimizer) {
-  std::vector<double> rates;
-  for (const auto& group : optimizer.param_groups()) rates.push_back(rate_of(group));
-  return rates;
-}
-
-// Changes with each step that changes nothing but the optimizer's state: SGD with a learning rate
-// of 0.
-std::uint64_t version_of_state(torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
-  const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-  if (found == optimizer.state().end()) return 0;
-  const auto* const sgd = dynamic_cast<torch::optim::SGDParamState*>(found->second.get());
-  const bool has_momentum = sgd != nullptr && sgd->momentum_buffer().defined();
-  return 1 + (has_momentum ? static_cast<std::uint64_t>(sgd->momentum_buffer()._version()) : 0);
 }
 
 }  // namespace
@@ -76,107 +56,44 @@ JoinedSteps::JoinedSteps(std::shared_ptr<torch::nn::Module> module,
   for (std::size_t i = 0; i < optimizers.size(); ++i) {
     if (optimizers[i] == nullptr)
       throw Error(Blame::Caller, "join: one of the optimizers is a null pointer");
-    optimizers_.push_back(joined(*optimizers[i], i));  // or throws
+    if (std::ranges::count(optimizers, optimizers[i]) > 1)
+      throw Error(Blame::Caller, "join: one optimizer is given twice");
+    optimizers_.push_back(std::make_unique<WatchedOptimizer>(
+        *optimizers[i], "join: optimizer " + std::to_string(i), *model_));
     doubles_ = std::max(doubles_, optimizers[i]->param_groups().size());
-  }
-  for (Joined& joined : optimizers_) {
-    joined.optimizer->param_groups().front().params().push_back(joined.probe);
-    arm(joined);
-    has_stepped(joined);
   }
   MutexLock lock(model_->mutex_);
   for (const auto& unit : model_->units_) {
     words_ = std::max(words_, (unit->parameters().size() + 63) / 64);
     since_.emplace_back(unit->parameters().size());
   }
+  for (const auto& optimizer : optimizers_) rates_.push_back(optimizer->rates());
   model_->joined_ = this;
+  MutexLock running_lock(running().mutex);
+  running().all.push_back(this);
 }
 
 JoinedSteps::~JoinedSteps() {
-  for (const Joined& joined : optimizers_) {
-    std::erase_if(joined.optimizer->param_groups().front().params(),
-                  [&](const at::Tensor& parameter) { return parameter.is_same(joined.probe); });
-    joined.optimizer->state().erase(joined.probe.unsafeGetTensorImpl());
+  {
+    MutexLock lock(running().mutex);
+    std::erase(running().all, this);
   }
   MutexLock lock(model_->mutex_);
   model_->joined_ = nullptr;
 }
 
-JoinedSteps::Joined JoinedSteps::joined(torch::optim::Optimizer& optimizer,
-                                        std::size_t number) const {
-  const std::string which = "join: optimizer " + std::to_string(number);
-  if (dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) {
-    throw Error(Blame::Caller, which +
-                                   " is LBFGS, which computes the loss again in each step; a "
-                                   "rank that has run out has none. Use another optimizer");
-  }
-  if (dynamic_cast<Joinable*>(&optimizer) != nullptr) {
-    throw Error(Blame::Caller, which +
-                                   " divides its state over the ranks itself, and a sharded "
-                                   "model has its own rows only; use the plain optimizer");
-  }
-  Joined joined{.optimizer = &optimizer, .parameters = {}, .rates = rates_of(optimizer)};
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      Owner owner = owner_of(parameter);
-      if (!owner.unit || owner.unit->model.lock() != model_) {
-        throw Error(Blame::Caller,
-                    which +
-                        " has a parameter that is no shard of this model, so a rank that has "
-                        "run out would step it without a gradient; make the optimizer after "
-                        "sharding, of model->parameters() alone");
-      }
-      joined.parameters.push_back({std::move(owner.unit), owner.parameter});
-    }
-  }
-  if (joined.parameters.empty()) throw Error(Blame::Caller, which + " has no parameters");
-  const at::Tensor& like = optimizer.param_groups().front().params().front();
-  joined.probe = at::zeros({1}, like.options().requires_grad(false)).set_requires_grad(true);
-  return joined;
-}
-
-void JoinedSteps::arm(Joined& joined) {
-  const c10::AutoGradMode no_grad(false);
-  at::Tensor& gradient = joined.probe.mutable_grad();
-  gradient = at::ones_like(joined.probe);
-  joined.armed = static_cast<std::uint64_t>(gradient._version());
-}
-
-// Some optimizers write without a trace in the version, but not without one in the value.
-bool JoinedSteps::has_stepped(Joined& joined) {
-  const c10::AutoGradMode no_grad(false);
-  const std::uint64_t version = static_cast<std::uint64_t>(joined.probe._version()) +
-                                version_of_state(*joined.optimizer, joined.probe);
-  const double value = joined.probe.item<double>();
-  const bool is_same = version == joined.seen && value == joined.value;
-  joined.seen = version;
-  joined.value = value;
-  return !is_same;
-}
-
-// zero_grad() either drops gradients or writes zeros to them.
-void JoinedSteps::note_cleared() {
-  for (Joined& joined : optimizers_) {
-    const at::Tensor& gradient = joined.probe.grad();
-    if (gradient.defined() && static_cast<std::uint64_t>(gradient._version()) == joined.armed)
-      continue;
-    for (const Parameter& parameter : joined.parameters)
-      since_[parameter.unit->index][parameter.place].cleared = true;
-    arm(joined);
-  }
-}
-
 std::string JoinedSteps::description() const {
   std::string text;
-  for (const Joined& joined : optimizers_) {
-    text += std::string(typeid(*joined.optimizer).name()) + ":";
-    for (const auto& group : joined.optimizer->param_groups())
-      text += " " + std::to_string(group.params().size());
-    for (const Parameter& parameter : joined.parameters)
-      text += "\n" + parameter.unit->parameters()[parameter.place].name;
-    text += "\n";
-  }
+  for (const auto& optimizer : optimizers_) text += optimizer->description();
   return text;
+}
+
+void JoinedSteps::note_cleared() {
+  for (const auto& optimizer : optimizers_) {
+    if (!optimizer->has_cleared()) continue;
+    for (const auto& [unit, place] : optimizer->parameters())
+      since_[unit->index][place].cleared = true;
+  }
 }
 
 bool JoinedSteps::is_cleared(const Unit& unit, std::size_t parameter,
@@ -214,11 +131,11 @@ void JoinedSteps::begin_step(const std::vector<bool>& active) {
 
 void JoinedSteps::end_step() {
   for (std::size_t i = 0; i < optimizers_.size(); ++i) {
-    if (!has_stepped(optimizers_[i])) continue;
-    for (const Parameter& parameter : optimizers_[i].parameters)
-      since_[parameter.unit->index][parameter.place].stepped = true;
+    if (!optimizers_[i]->has_stepped()) continue;
+    for (const auto& [unit, place] : optimizers_[i]->parameters())
+      since_[unit->index][place].stepped = true;
     Message step = message(kStep, i);
-    const std::vector<double>& rates = optimizers_[i].rates;
+    const std::vector<double>& rates = rates_[i];
     std::memcpy(doubles(step), rates.data(), rates.size() * sizeof(double));
     tell(step);
   }
@@ -238,8 +155,24 @@ void JoinedSteps::reduces(const Unit& unit, const std::vector<std::size_t>& para
     if (is_cleared(unit, i, shards[i])) set_bit(reduce.data() + 2 + words_, i);
     since_[unit.index][i] = {};
   }
-  for (Joined& joined : optimizers_) joined.rates = rates_of(*joined.optimizer);
+  for (std::size_t i = 0; i < optimizers_.size(); ++i) rates_[i] = optimizers_[i]->rates();
   tell(reduce);
+}
+
+bool before_sum(const ProcessGroup& group, const at::Tensor& tensor) {
+  MutexLock lock(running().mutex);
+  for (const JoinedSteps* const joined : running().all) {
+    if (!group::are_same(joined->group(), group)) continue;
+    joined->sums(tensor);
+    return true;
+  }
+  return false;
+}
+
+void JoinedSteps::sums(const at::Tensor& tensor) const {
+  Message sum = message(kSum, static_cast<std::size_t>(tensor.numel()));
+  sum[2] = static_cast<std::int64_t>(tensor.scalar_type());
+  tell(sum);
 }
 
 void before_clip(const torch::nn::Module& model, double max_norm, double norm_type, bool is_over) {
@@ -333,12 +266,13 @@ void JoinedSteps::mirror(Message& told) {
   const auto which = static_cast<std::size_t>(told[1]);
   if (told[0] == kGather) return mirror_gather(which);
   if (told[0] == kReduce) return mirror_reduce(which, told);
+  if (told[0] == kSum) return mirror_sum(told);
   finish_reductions();
   if (told[0] == kClear) return mirror_clear(which, told);
-  if (told[0] == kStep) return mirror_optimizer(which, told);
-  double both[2];
-  std::memcpy(both, doubles(told), sizeof(both));
-  mirrored_clip(*module_, both[0], both[1]);
+  std::vector<double> given(doubles_);
+  std::memcpy(given.data(), doubles(told), given.size() * sizeof(double));
+  if (told[0] == kStep) return optimizers_.at(which)->step(given);
+  mirrored_clip(*module_, given[0], given[1]);
 }
 
 // Waits for the values, which nobody uses here: their memory is free before the next gather.
@@ -377,22 +311,21 @@ void JoinedSteps::mirror_reduce(std::size_t which, const Message& told) {
   mirrored_.push_back(std::move(mirrored));
 }
 
+void JoinedSteps::mirror_sum(const Message& told) {
+  const c10::Device device = model_->units_.front()->device();
+  const at::TensorOptions options(static_cast<at::ScalarType>(told[2]));
+  at::Tensor zeros = at::zeros(
+      {told[1]},
+      options.device(device.is_cpu() ? group::host_values_device(group_) : group_.device()));
+  group::all_reduce(group_, zeros, ReduceOp::Sum).wait();
+}
+
 void JoinedSteps::mirror_clear(std::size_t which, const Message& told) {
   MutexLock lock(model_->mutex_);
   const std::vector<at::Tensor> shards = model_->units_.at(which)->shards();
   for (std::size_t i = 0; i < shards.size(); ++i) {
     if (has_bit(told.data() + 2, i)) shards[i].mutable_grad().reset();
   }
-}
-
-void JoinedSteps::mirror_optimizer(std::size_t which, Message& told) {
-  torch::optim::Optimizer& optimizer = *optimizers_.at(which).optimizer;
-  std::vector<double> rates(optimizer.param_groups().size());
-  std::memcpy(rates.data(), doubles(told), rates.size() * sizeof(double));
-  for (std::size_t i = 0; i < rates.size(); ++i) {
-    if (rates[i] == rates[i]) optimizer.param_groups()[i].options().set_lr(rates[i]);
-  }
-  optimizer.step();
 }
 
 void JoinedSteps::finish_reductions() {

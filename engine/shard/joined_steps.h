@@ -19,6 +19,7 @@
 
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/shard/sharded_model.h>
+#include <weft/engine/shard/watched_optimizer.h>
 
 namespace torch::nn {
 class Module;
@@ -35,6 +36,10 @@ void set_mirrored_clip(Clip clip);
 // Called before this rank clips: inside of weft::join of the model, has the ranks that have run out
 // clip too. Throws Caller for a clipping in which they cannot take part.
 void before_clip(const torch::nn::Module& model, double max_norm, double norm_type, bool is_over);
+
+// Called before this rank adds up a tensor over the group: inside of weft::join of a model over
+// that group, has the ranks that have run out add zeros. Returns false if they do not.
+bool before_sum(const ProcessGroup& group, const at::Tensor& tensor);
 
 class JoinedSteps {
  public:
@@ -60,6 +65,10 @@ class JoinedSteps {
   static void clips(const torch::nn::Module& model, double max_norm, double norm_type,
                     bool is_over);
 
+  // See before_sum().
+  void sums(const at::Tensor& tensor) const;
+  const ProcessGroup& group() const { return group_; }
+
   // Does what the rank `leader` tells, until its step has ended. `divisor`: of gradients.
   void mirror_step(int leader, int divisor);
   // All ranks have run out. The next step records the order of units anew: a rank that has mirrored
@@ -69,20 +78,6 @@ class JoinedSteps {
   void abort(const std::string& why);
 
  private:
-  struct Parameter {
-    std::shared_ptr<Unit> unit;
-    std::size_t place;
-  };
-  // An optimizer, and a parameter that was added to it for the time of the join: what happens to it
-  // shows on every rank, also on one that has no rows, whether step() and zero_grad() were called.
-  struct Joined {
-    torch::optim::Optimizer* optimizer;
-    std::vector<Parameter> parameters;
-    std::vector<double> rates;  // learning rates by parameter group, at the last reduction
-    at::Tensor probe;
-    std::uint64_t seen = 0, armed = 0;  // versions of the probe and of its gradient
-    double value = 0;                   // of the probe
-  };
   // A reduction whose result this rank has not added to its gradients.
   struct Mirrored {
     std::vector<at::Tensor> shards, gradients;
@@ -90,10 +85,6 @@ class JoinedSteps {
   };
   // Numbers of one length: a kind, which unit or optimizer, bits, and the bytes of doubles.
   using Message = std::vector<std::int64_t>;
-  Joined joined(torch::optim::Optimizer& optimizer, std::size_t number) const;
-  static void arm(Joined& joined);
-  // True if it has stepped since this was last asked.
-  static bool has_stepped(Joined& joined);
   void note_cleared();
   bool is_cleared(const Unit& unit, std::size_t parameter, const at::Tensor& shard) const;
   void tell_cleared() const;
@@ -103,18 +94,19 @@ class JoinedSteps {
   void mirror(Message& told);
   void mirror_gather(std::size_t unit);
   void mirror_reduce(std::size_t unit, const Message& told);
+  void mirror_sum(const Message& told);
   void mirror_clear(std::size_t unit, const Message& told);
-  void mirror_optimizer(std::size_t which, Message& told);
   void finish_reductions();
 
   const std::shared_ptr<torch::nn::Module> module_;
   const std::shared_ptr<ShardedModel> model_;
   const ProcessGroup group_;
-  std::vector<Joined> optimizers_;
-  std::size_t words_ = 0;       // of bits, one for each parameter of a unit
-  std::size_t doubles_ = 2;     // in a message
-  std::vector<int> told_;       // the ranks that this rank tells
-  bool reduces_first_ = false;  // the next reduction is the first of the step
+  std::vector<std::unique_ptr<WatchedOptimizer>> optimizers_;
+  std::vector<std::vector<double>> rates_;  // of each, as of the last reduction
+  std::size_t words_ = 0;                   // of bits, one for each parameter of a unit
+  std::size_t doubles_ = 2;                 // in a message
+  std::vector<int> told_;                   // the ranks that this rank tells
+  bool reduces_first_ = false;              // the next reduction is the first of the step
   // Whether its optimizer has made a step, or dropped gradients, since its last reduction.
   struct Since {
     bool stepped = false, cleared = false;

@@ -16,7 +16,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <weft/base/error.h>
+#include <weft/engine/ddp/join.h>
 #include <weft/engine/group/called_by.h>
+#include <weft/engine/shard/joined_steps.h>
 #include <weft/engine/training/agreement.h>
 #include <weft/engine/training/sync_batch_norm.h>
 
@@ -66,6 +68,13 @@ Statistics over_all_ranks(const at::Tensor& input, const ProcessGroup& group) {
     const at::Tensor squares = variance.to(at::kDouble) + wide * wide;
     const auto number = static_cast<double>(values);
     sums = at::cat({wide * number, squares * number, at::full({1}, number, options)});
+  }
+  const bool is_complete = shard::before_sum(group, sums);
+  if (!is_complete && parallel::detail::JoinScope::is_without_some_ranks()) {
+    throw Error(Blame::Caller,
+                "SyncBatchNorm: some ranks have run out of inputs (weft::join) and do not add up "
+                "statistics with this one; set JoinOptions::throw_on_early_termination, or use "
+                "BatchNorm. In a sharded model they do, if it has the group of the SyncBatchNorm");
   }
   sums = reduced(sums, ReduceOp::Sum, group);
   Statistics all;
@@ -140,7 +149,9 @@ class Normalise : public torch::autograd::Function<Normalise> {
     const at::Tensor sum_of_products = (out * centred).sum(dimensions);
     at::Tensor of_input, of_weight, of_bias;
     if (context->needs_input_grad(0)) {
-      const at::Tensor sums = reduced(at::cat({sum, sum_of_products}), ReduceOp::Sum, group);
+      const at::Tensor both = at::cat({sum, sum_of_products});
+      shard::before_sum(group, both);
+      const at::Tensor sums = reduced(both, ReduceOp::Sum, group);
       const at::Tensor divisor = saved[4].clamp_min(1).to(dtype);
       const at::Tensor factor = weight.defined() ? inverse * weight.to(dtype) : inverse;
       const at::Tensor slope =

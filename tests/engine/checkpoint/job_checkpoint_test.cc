@@ -153,6 +153,11 @@ TEST_P(JobCheckpoint, IsLoadedByAJobOfOtherOwners) {
     const auto now = values.all();
     checkpoint::save_async(path, agent, values.parts()).wait();
     EXPECT_EQ(files_in(path), std::set<std::string>{"2"});
+    // A third waits for the second.
+    values.epoch = 10;
+    const auto third = checkpoint::save_async(path, agent, values.parts(), {.keep = 2});
+    checkpoint::save_async(path, agent, values.parts(), {.keep = 2}).wait();
+    EXPECT_EQ(files_in(path), (std::set<std::string>{"3", "4"}));
     values.table.sync<&change>(3.0);
     checkpoint::load(path, agent, {{"table", values.table}, {"epoch", values.epoch}});
     EXPECT_TRUE(are_equal(values.all(), now));
@@ -260,6 +265,11 @@ TEST(JobCheckpointFailures, OwnerThatDiesWhileItWritesIsNamed) {
     const Error error = error_of([&] { saving.wait(); });
     EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
     EXPECT_THAT(error.text(), HasSubstr("worker1"));
+    EXPECT_EQ(files_in(path), std::set<std::string>{"1"});
+    EXPECT_EQ(error_of([&] {
+                checkpoint::save_async(path, agent, {{"large", large}}).wait();
+              }).blame(),
+              Blame::PeerLost);
     EXPECT_EQ(files_in(path), std::set<std::string>{"1"});
     checkpoint::load(path, agent, {{"small", small}});
     EXPECT_EQ(small.to_here().max().item<float>(), 1);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // weft::join of sharded models: ranks that have run out of inputs go on for the others.
 #include <algorithm>
+#include <csignal>
 #include <functional>
 #include <ostream>
 #include <stdexcept>
@@ -11,8 +12,11 @@
 #include <gtest/gtest.h>
 
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
 
 #include <weft/mesh.h>
 #include <weft/optim.h>
@@ -269,6 +273,79 @@ TEST(ShardedJoinSteps, AreFollowedByOthersInStep) {
   });
 }
 
+// Rank 0 has all rows, and learns from the others alone when its optimizer steps.
+TEST(ShardedJoinSteps, AreSeenWithEveryOptimizer) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    const auto check = [&](const auto& make, const std::string& name) {
+      auto model = std::make_shared<nn::LinearImpl>(3, 1);
+      auto plain = std::make_shared<nn::LinearImpl>(3, 1);
+      fill_values(*model);
+      fill_values(*plain);
+      FullyShardedDataParallel sharded(model, group);
+      auto optimizer = make(model->parameters());
+      auto plain_optimizer = make(plain->parameters());
+      const auto run = [](auto& net, auto& stepped, double divisor) {
+        for (int step = 0; step < 4; ++step) {
+          net.forward(numbers({2, 3}, static_cast<std::uint64_t>(step)))
+              .sum()
+              .div(divisor)
+              .backward();
+          if (step != 1) stepped.step();
+          stepped.zero_grad(step % 2 == 0);
+        }
+      };
+      join(sharded, optimizer, [&] {
+        if (group.rank() == 1) run(sharded, optimizer, 1);
+      });
+      run(*plain, plain_optimizer, 2);
+      SCOPED_TRACE(name);
+      expect_close(whole(*model), copies(plain->parameters()));
+    };
+    using Parameters = std::vector<torch::Tensor>;
+    using namespace torch::optim;
+    check([](Parameters all) { return SGD(all, SGDOptions(0.1)); }, "SGD");
+    check([](Parameters all) { return SGD(all, SGDOptions(0.1).momentum(0.9)); }, "momentum");
+    check([](Parameters all) { return Adam(all, AdamOptions(0.1)); }, "Adam");
+    check([](Parameters all) { return RMSprop(all, RMSpropOptions(0.1)); }, "RMSprop");
+    check([](Parameters all) { return Adagrad(all, AdagradOptions(0.1)); }, "Adagrad");
+    check([](Parameters all) { return FusedSGD(all, SGDOptions(0.1)); }, "FusedSGD");
+    check([](Parameters all) { return FusedAdamW(all, AdamWOptions(0.1)); }, "FusedAdamW");
+  });
+}
+
+TEST(ShardedJoinSteps, AddUpStatisticsOfTheRanksThatHaveInputs) {
+  run_ranks(As::Threads, 3, [](ProcessGroup& group) {
+    const auto make = [] {
+      return nn::Sequential(nn::Linear(8, 8), nn::BatchNorm1d(8), nn::Linear(8, 8));
+    };
+    auto model = make(), plain = make();
+    fill_values(*model);
+    fill_values(*plain);
+    convert_sync_batch_norm(*model, group);
+    FullyShardedDataParallel sharded(model, group);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01));
+    torch::optim::SGD plain_optimizer(plain->parameters(), torch::optim::SGDOptions(0.01));
+    const int steps[] = {1, 0, 3};
+    join(sharded, optimizer,
+         [&] { train(sharded, *model, optimizer, group.rank(), steps[group.rank()]); });
+    for (int step = 0; step < 3; ++step) {
+      std::vector<torch::Tensor> all;
+      for (int rank = 0; rank < 3; ++rank) {
+        if (step < steps[rank]) all.push_back(inputs(step, rank));
+      }
+      plain_optimizer.param_groups()[0].options().set_lr(0.01 / (step + 1));
+      const auto output = plain->forward(torch::cat(all));
+      (output.square().mean() * static_cast<double>(all.size()) / 3).backward();
+      clip_grad_norm_(*plain, 0.05);
+      plain_optimizer.step();
+      plain_optimizer.zero_grad();
+    }
+    expect_close(whole(*model), copies(plain->parameters()));
+    expect_close({model->buffers()[0], model->buffers()[1]},
+                 {plain->buffers()[0], plain->buffers()[1]});
+  });
+}
+
 TEST(ShardedJoinSteps, LeaveTheBuffersOfARankThatWasActiveLast) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     nn::Sequential model(nn::Linear(8, 8), nn::BatchNorm1d(8));
@@ -308,6 +385,27 @@ TEST(ShardedJoinFailures, OfOneRankAreToldToAll) {
                                           std::to_string(failing) + ": no such batch"));
     });
   }
+}
+
+TEST(ShardedJoinFailures, ADeadRankIsNamedToThoseThatHaveRunOut) {
+  harness::Processes processes(3, [](int rank) {
+    ProcessGroup group = init_process_group({.backend = "weft"});
+    auto model = blocks(2);
+    FullyShardedDataParallel sharded(model, group);
+    AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+    const Error error = error_of([&] {
+      join(sharded, optimizer, [&] {
+        for (int step = 0; step < (rank == 0 ? 1 : 5); ++step) {
+          const auto loss = sharded(inputs(step, rank)).square().mean();
+          if (rank == 1 && step == 2) ::raise(SIGKILL);
+          loss.backward();
+        }
+      });
+    });
+    EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+    EXPECT_EQ(error.ranks(), std::vector<int>{1});
+  });
+  processes.expect_success({1});
 }
 
 TEST(ShardedJoinFailures, ThrowOnEarlyTerminationLeavesTheGroupUsable) {
