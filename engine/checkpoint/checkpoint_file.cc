@@ -129,8 +129,9 @@ void Draft::write(const void* data, std::size_t bytes) noexcept {
 void Draft::put(const char* data, std::size_t bytes) noexcept {
   while (bytes > 0 && failed_ == 0) {
     const ssize_t written = ::write(aside_file_.get(), data, std::min(bytes, kPiece));
-    if (written < 0) {
-      if (errno != EINTR) failed_ = errno;
+    if (written <= 0) {
+      const int number = written < 0 ? errno : EIO;
+      if (number != EINTR) failed_ = number;
     } else {
       data += written;
       bytes -= static_cast<std::size_t>(written);

@@ -76,7 +76,7 @@ void NewFile::put(const char* data, std::uint64_t bytes) {
       refuse_direct(errno);
       continue;
     }
-    if (written < 0) cannot_write(path_, errno);
+    if (written <= 0) cannot_write(path_, written < 0 ? errno : EIO);
     data += written;
     end_ += static_cast<std::uint64_t>(written);
     bytes -= static_cast<std::uint64_t>(written);

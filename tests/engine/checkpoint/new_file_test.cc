@@ -7,13 +7,41 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <weft/engine/checkpoint/checkpoint_file.h>
 #include <weft/engine/checkpoint/host_memory.h>
 #include <weft/engine/checkpoint/new_file.h>
-#include <weft/engine/checkpoint/slice_file.h>
 #include <weft/tests/harness/folder.h>
 
 #include "checkpoints.h"
+
+namespace weft::testing {
+namespace {
+
+thread_local bool takes_nothing = false;
+
+// While it lives, this thread's calls of write() and pwrite() return 0.
+struct TakesNothing {
+  TakesNothing() { takes_nothing = true; }
+  ~TakesNothing() { takes_nothing = false; }
+  TakesNothing(const TakesNothing&) = delete;
+  TakesNothing& operator=(const TakesNothing&) = delete;
+};
+
+}  // namespace
+}  // namespace weft::testing
+
+// These replace libc's in this program.
+extern "C" ssize_t pwrite(int file, const void* data, size_t bytes, off_t offset) {
+  if (weft::testing::takes_nothing) return 0;
+  return ::syscall(SYS_pwrite64, file, data, bytes, offset);
+}
+extern "C" ssize_t write(int file, const void* data, size_t bytes) {
+  if (weft::testing::takes_nothing) return 0;
+  return ::syscall(SYS_write, file, data, bytes);
+}
 
 namespace weft::testing {
 namespace {
@@ -104,27 +132,23 @@ TEST(NewFileTest, ExistingFileIsRefused) {
   EXPECT_EQ(content_of(folder.path() + "/old"), "x");
 }
 
-TEST(SliceFileTest, ReadsPartsOfChunks) {
+// No file system is known that takes no bytes and names no reason. The writers must not loop then.
+TEST(NewFileTest, DiskThatTakesNothingIsAnError) {
   const harness::Folder folder;
-  const std::uint64_t bytes = checkpoint::kChunk + (3 << 20);
-  const at::Tensor data = filled(bytes, 1);
-  checkpoint::SavedSlice saved;
-  saved.slice = {"large", at::kByte, {static_cast<std::int64_t>(bytes)}, {0}, 0, bytes};
-  const auto written =
-      checkpoint::write_slices(folder.path(), "file", {saved}, data.const_data_ptr(), bytes);
-  EXPECT_EQ(written.slices.front().checksums.size(), 2U);
-  EXPECT_EQ(written.data % NewFile::kBlock, 0U);
-  const checkpoint::SliceFile file(folder.path(), written);
-  using Part = std::pair<std::uint64_t, std::uint64_t>;
-  for (const auto& [from, size] :
-       {Part{0, 1}, Part{bytes - 1, 1}, Part{checkpoint::kChunk - 5, 2 << 20},
-        Part{(1 << 20) + 7, checkpoint::kChunk}, Part{0, bytes}}) {
-    const at::Tensor part = paged_bytes(size);
-    file.read(written.slices.front(), from, size, part.mutable_data_ptr());
-    EXPECT_TRUE(part.equal(
-        data.narrow(0, static_cast<std::int64_t>(from), static_cast<std::int64_t>(size))))
-        << from;
-  }
+  const at::Tensor data = filled(1 << 20, 1);
+  const auto* const bytes = static_cast<const char*>(data.const_data_ptr());
+  NewFile file(folder.path() + "/file", true);
+  checkpoint::Draft draft(folder.path() + "/draft");
+  const TakesNothing disk;
+  const Error error = harness::error_of([&] { file.append(bytes, data.nbytes()); });
+  EXPECT_EQ(error.blame(), Blame::Busy);
+  EXPECT_THAT(error.text(), HasSubstr("/file' cannot be written: Input/output error"));
+  const Error of_draft = harness::error_of([&] {
+    draft.write(bytes, data.nbytes());
+    draft.publish();
+  });
+  EXPECT_EQ(of_draft.blame(), Blame::Busy);
+  EXPECT_THAT(of_draft.text(), HasSubstr("/draft' cannot be written: Input/output error"));
 }
 
 TEST(KeptMemory, IsTakenOnceIfItFits) {
