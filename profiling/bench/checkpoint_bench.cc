@@ -5,12 +5,12 @@
 // without the page cache, and PyTorch's torch.distributed.checkpoint with async_save.
 //
 // All ranks have the whole model, as DistributedDataParallel keeps it, and each saves its half; in
-// the case "sharded" each rank has half of the model. The first save of a job makes memory for the
-// copies, which later ones use again. A worker process measures one round; workers
-// and dd take turns. Files are on the disk (fsync) when a save has ended; before a load the page
-// cache is dropped for them.
+// the case "sharded" each rank has half of the model, and PyTorch's is under fully_shard. The first
+// save of a job makes memory for the copies, which later ones use again. A worker process measures
+// one round; workers and dd take turns. Files are on the disk (fsync) when a save has ended; before
+// a load the page cache is dropped for them.
 //
-//   --mib N      size of parameters and state, by default 192 MiB
+//   --mib N      size of parameters and state, by default 1020 MiB
 //   --folder DIR on the disk to be measured, by default below the current folder
 #include <algorithm>
 #include <cstdio>
@@ -149,7 +149,7 @@ double dd(const std::string& arguments) {
 }
 
 struct Bench {
-  std::int64_t mib = 192;
+  std::int64_t mib = 1020;
   std::string folder = ".";
   std::string self = weft::bench::this_program();
   // By measure and peer.
@@ -196,8 +196,7 @@ void measure(const std::string& setting, Bench& bench, weft::bench::Report& repo
   for (int round = 0; round < report.runs(); ++round) {
     bench.run("weft", {bench.self, "--worker", setting});
     bench.run_dd();
-    if (python != nullptr && setting == "plain")
-      bench.run("torch dcp", {python, CHECKPOINT_PYTHON});
+    if (python != nullptr) bench.run("torch dcp", {python, CHECKPOINT_PYTHON, setting});
   }
   const auto bytes = static_cast<std::size_t>(bench.mib / 12 * 3) * kWidth * kWidth * 4;
   for (const std::string name :

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The peer of checkpoint_bench: the same values with torch.distributed.checkpoint.
 
-usage: checkpoint_python.py MIB FOLDER, started with RANK, … as torchrun sets them. Rank 0 prints names and times in seconds.
+usage: checkpoint_python.py plain|sharded MIB FOLDER, started with RANK, … as torchrun sets them. Rank 0 prints names and times
+in seconds. "sharded": the model is under fully_shard (FSDP2).
 """
 
 import os
@@ -12,10 +13,12 @@ import time
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 WIDTH = 1024
 
-mib, folder = int(sys.argv[1]), sys.argv[2]
+setting, mib, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
 torch.manual_seed(0)
 dist.init_process_group("gloo")
@@ -33,6 +36,11 @@ def make_net(size):
 
 
 net = make_net(mib)
+if setting == "sharded":
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in net:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
 optimizer = torch.optim.Adam(net.parameters())
 for parameter in net.parameters():
     parameter.grad = torch.ones_like(parameter)
