@@ -14,6 +14,8 @@ namespace weft::checkpoint {
 // Bytes on the host, not cleared, that begin at a page, as NewFile needs them. They go back to the
 // system when the tensor is freed. Throws Busy without memory.
 at::Tensor paged_bytes(std::uint64_t bytes);
+// The same for the value of a tensor. Small ones come from libtorch's allocator.
+at::Tensor paged_tensor(at::IntArrayRef sizes, c10::ScalarType dtype);
 
 // The memory of a save that has ended. The next save takes it while the Saving that owns it lives:
 // to touch fresh memory takes several times as long as to copy into it. Usable from every thread.

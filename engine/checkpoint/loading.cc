@@ -4,13 +4,13 @@
 #include <optional>
 #include <set>
 
-#include <ATen/ops/empty.h>
 #include <torch/serialize/archive.h>
 
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/engine/checkpoint/checkpoint_parts.h>
 #include <weft/engine/checkpoint/folder.h>
+#include <weft/engine/checkpoint/host_memory.h>
 #include <weft/engine/checkpoint/loading.h>
 #include <weft/engine/checkpoint/part_contents.h>
 #include <weft/engine/checkpoint/part_staging.h>
@@ -138,14 +138,15 @@ class Load {
       const auto own = needed_rows(rows, prefix, name, tensor);
       if (own) shape.front() = own->count;
       at::Tensor memory;
-      const auto no_room =
-          group::error_of([&] { memory = at::empty(shape, at::TensorOptions(tensor.dtype)); });
+      const auto no_room = group::error_of([&] { memory = paged_tensor(shape, tensor.dtype); });
       if (no_room) {
         throw Error(Blame::Busy, "rank " + std::to_string(rank_) + " has no memory for '" + name +
                                      "' of the checkpoint");
       }
       values_[name] = {name, memory, tensor.kind, Writer::First, {}};
-      add_reads(tensor, memory, own ? own->first : 0, reads_);
+      // Of rows that a rank has alone, others read nothing.
+      const bool is_shared = !own && group_.size() > 1;
+      add_reads(tensor, memory, own ? own->first : 0, is_shared, reads_);
     }
   }
 

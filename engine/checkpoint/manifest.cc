@@ -15,7 +15,9 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr const char* kFormat = "weft-checkpoint";
-constexpr std::uint64_t kVersion = 2;
+constexpr std::uint64_t kVersion = 3;
+// Its checksums are SHA-256.
+constexpr std::uint64_t kOlderVersion = 2;
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 62;
 // Slices that are not rows are compared in pairs.
 constexpr std::size_t kMostBoxes = 1 << 13;
@@ -32,17 +34,18 @@ ordered_json json_of(const SavedFile& file) {
                       {"shape", slice.shape},
                       {"offsets", slice.offsets},
                       {"begin", slice.begin},
-                      {"sha256", checksums}});
+                      {"checksums", checksums}});
     if (!kind.empty()) slices.back()["kind"] = kind;
   }
   return {{"name", file.name},
           {"bytes", file.bytes},
           {"data", file.data},
-          {"header_sha256", file.header},
+          {"checksum", name_of(file.algorithm)},
+          {"header_checksum", file.header},
           {"slices", slices}};
 }
 
-SavedSlice slice_from(const json& from) {
+SavedSlice slice_from(const json& from, const char* checksums) {
   SavedSlice saved;
   Slice& slice = saved.slice;
   slice.name = text_at(from, "name");
@@ -57,7 +60,7 @@ SavedSlice slice_from(const json& from) {
   for (std::size_t i = 0; i < slice.shape.size(); ++i) {
     if (slice.offsets[i] < 0) refuse("an offset of '" + slice.name + "' is negative");
   }
-  for (const json& checksum : list_at(from, "sha256")) {
+  for (const json& checksum : list_at(from, checksums)) {
     if (!checksum.is_string()) refuse("a checksum of '" + slice.name + "' is no string");
     saved.checksums.push_back(checksum.get<std::string>());
   }
@@ -67,17 +70,19 @@ SavedSlice slice_from(const json& from) {
   return saved;
 }
 
-SavedFile file_from(const json& from) {
+SavedFile file_from(const json& from, std::uint64_t version = kVersion) {
   SavedFile file;
   file.name = text_at(from, "name");
   if (file.name.empty() || file.name.find('/') != std::string::npos || file.name.front() == '.')
     refuse("a file has the name '" + file.name + "'");
   file.bytes = count_at(from, "bytes");
   file.data = count_at(from, "data");
-  file.header = text_at(from, "header_sha256");
+  const bool is_older = version == kOlderVersion;
+  file.algorithm = is_older ? Algorithm::Sha256 : algorithm_of(text_at(from, "checksum"));
+  file.header = text_at(from, is_older ? "header_sha256" : "header_checksum");
   if (file.data > file.bytes) refuse("the data of '" + file.name + "' begins behind its end");
   for (const json& slice : list_at(from, "slices")) {
-    file.slices.push_back(slice_from(slice));
+    file.slices.push_back(slice_from(slice, is_older ? "sha256" : "checksums"));
     const Slice& last = file.slices.back().slice;
     if (last.begin > file.bytes - file.data || last.bytes > file.bytes - file.data - last.begin)
       refuse("the bytes of '" + last.name + "' are not inside of '" + file.name + "'");
@@ -145,7 +150,8 @@ std::string encode(const Manifest& manifest) {
 Manifest parse_manifest(std::string_view text) {
   const json all = parse_json(text);
   if (text_at(all, "format") != kFormat) refuse("it is of another program");
-  if (const std::uint64_t version = count_at(all, "version"); version != kVersion) {
+  const std::uint64_t version = count_at(all, "version");
+  if (version != kVersion && version != kOlderVersion) {
     throw Error(Blame::Caller, "its manifest is of version " + std::to_string(version) +
                                    ", which this Weft cannot read");
   }
@@ -156,7 +162,7 @@ Manifest parse_manifest(std::string_view text) {
   manifest.ranks = static_cast<int>(ranks);
   for (const json& part : list_at(all, "parts"))
     manifest.parts.emplace_back(text_at(part, "name"), text_at(part, "kind"));
-  for (const json& file : list_at(all, "files")) manifest.files.push_back(file_from(file));
+  for (const json& file : list_at(all, "files")) manifest.files.push_back(file_from(file, version));
   tensors_of(manifest);
   return manifest;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a checkpoint's folder holds: the files of all ranks, the slices in them, and their
 // checksums. It is written last, as the file "manifest" (see Draft), so a folder with one is whole.
-// Internal.
+// docs/wire.md describes it for other programs. Internal.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include <weft/engine/checkpoint/checksum.h>
 #include <weft/engine/checkpoint/safetensors.h>
 
 namespace weft::checkpoint {
@@ -25,10 +26,11 @@ struct SavedSlice {
 };
 
 struct SavedFile {
-  std::string name;         // in the folder
-  std::uint64_t bytes = 0;  // of the whole file
-  std::uint64_t data = 0;   // where the data begins
-  std::string header;       // the checksum of the bytes in front of it, or empty
+  std::string name;                       // in the folder
+  std::uint64_t bytes = 0;                // of the whole file
+  std::uint64_t data = 0;                 // where the data begins
+  std::string header;                     // the checksum of the bytes in front of it, or empty
+  Algorithm algorithm = Algorithm::Xxh3;  // of all checksums
   std::vector<SavedSlice> slices;
 };
 

@@ -8,7 +8,6 @@
 #include <set>
 #include <vector>
 
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
@@ -16,6 +15,7 @@
 #include <weft/engine/checkpoint/checkpoint_file.h>
 #include <weft/engine/checkpoint/checkpoint_parts.h>
 #include <weft/engine/checkpoint/folder.h>
+#include <weft/engine/checkpoint/host_memory.h>
 #include <weft/engine/checkpoint/json_reading.h>
 #include <weft/engine/checkpoint/loading.h>
 #include <weft/engine/checkpoint/part_rows.h>
@@ -199,13 +199,12 @@ class Match {
   std::vector<std::string> others_, misfits_;
 };
 
-void read_into(const std::string& folder, const Target& target) {
+void read_into(const std::string& folder, const Target& target, bool is_shared) {
   const c10::AutoGradMode no_grad(false);
   if (target.tensor.numel() == 0) return;
-  const at::Tensor memory =
-      at::empty(target.tensor.sizes(), at::TensorOptions(target.saved->dtype));
+  const at::Tensor memory = paged_tensor(target.tensor.sizes(), target.saved->dtype);
   std::vector<SliceRead> reads;
-  add_reads(*target.saved, memory, target.first, reads);
+  add_reads(*target.saved, memory, target.first, is_shared, reads);
   read_slices(folder, std::move(reads));
   target.tensor.copy_(memory);
 }
@@ -229,7 +228,7 @@ void load_on_all(const std::string& path, ProcessGroup& group, torch::nn::Module
                               ", and nothing was loaded");
   group::agree(group, failure);
   failure = error_of([&] {
-    for (const Target& target : targets) read_into(files.folder, target);
+    for (const Target& target : targets) read_into(files.folder, target, group.size() > 1);
   });
   if (failure)
     failure = failure->within("'" + path + "' cannot be read " + here +

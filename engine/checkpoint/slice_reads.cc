@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <optional>
+#include <span>
 
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
-#include <weft/engine/checkpoint/slice_file.h>
+#include <weft/engine/checkpoint/existing_file.h>
+#include <weft/engine/checkpoint/host_memory.h>
 #include <weft/engine/checkpoint/slice_reads.h>
+#include <weft/engine/checkpoint/span_reads.h>
 #include <weft/engine/shard/rows.h>
 
 namespace weft::checkpoint {
 
 namespace {
 
-// So many bytes are announced to the system before they are read.
-constexpr std::uint64_t kAhead = std::uint64_t{32} << 20;
+// Files of which so many bytes are read by this rank alone are read past the page cache.
+constexpr std::uint64_t kLarge = std::uint64_t{1} << 20;
 
 // The rows of the whole tensor that are both in the slice and wanted.
 shard::Rows common_rows(const Slice& slice, const at::Tensor& to, std::int64_t first) {
@@ -37,31 +38,92 @@ Range range_of(const SliceRead& one) {
           static_cast<std::uint64_t>(rows.count) * row_bytes};
 }
 
-void read(const SliceFile& file, const SliceRead& one) {
+// Where the rows go. If their bytes are not together there, `aside` is memory for them.
+struct Place {
+  at::Tensor wanted;
+  at::Tensor aside;
+};
+Place place_of(const SliceRead& one) {
   const Slice& slice = one.saved->slice;
-  const auto [from, bytes] = range_of(one);
-  at::Tensor place = one.to;
+  Place place{one.to, {}};
   if (!slice.shape.empty()) {
     const shard::Rows rows = common_rows(slice, one.to, one.first);
-    place = place.narrow(0, rows.first - one.first, rows.count);
+    place.wanted = place.wanted.narrow(0, rows.first - one.first, rows.count);
   }
-  for (std::size_t i = 1; i < slice.shape.size(); ++i)
-    place = place.narrow(static_cast<std::int64_t>(i), slice.offsets[i], slice.shape[i]);
-  if (place.is_contiguous()) return file.read(*one.saved, from, bytes, place.mutable_data_ptr());
-  const at::Tensor aside = at::empty(place.sizes(), place.options());
-  file.read(*one.saved, from, bytes, aside.mutable_data_ptr());
-  place.copy_(aside);
+  for (std::size_t i = 1; i < slice.shape.size(); ++i) {
+    place.wanted =
+        place.wanted.narrow(static_cast<std::int64_t>(i), slice.offsets[i], slice.shape[i]);
+  }
+  if (!place.wanted.is_contiguous())
+    place.aside = paged_tensor(place.wanted.sizes(), place.wanted.scalar_type());
+  return place;
+}
+
+// Adds a span for each chunk with a checksum of which some bytes are wanted, or one for all bytes.
+void add_spans(const SliceRead& one, const at::Tensor& to, std::vector<Span>& spans) {
+  const Slice& slice = one.saved->slice;
+  const std::vector<std::string>& checksums = one.saved->checksums;
+  const Range range = range_of(one);
+  const std::uint64_t data = one.file->data + slice.begin;
+  const std::uint64_t last = range.from + range.bytes;
+  auto* const memory = static_cast<char*>(to.mutable_data_ptr());
+  if (checksums.empty()) {
+    spans.push_back({data + range.from, data + last, data + range.from, data + last, memory,
+                     nullptr, &slice.name});
+    return;
+  }
+  for (std::uint64_t chunk = range.from / kChunk; chunk * kChunk < last; ++chunk) {
+    const std::uint64_t begin = chunk * kChunk;
+    const std::uint64_t end = std::min(begin + kChunk, slice.bytes);
+    const std::uint64_t first = std::max(begin, range.from);
+    spans.push_back({data + begin, data + end, data + first, data + std::min(end, last),
+                     memory + (first - range.from), &checksums[chunk], &slice.name});
+  }
+}
+
+// Throws Caller unless the file is the one that the manifest describes.
+void check_front(const ExistingFile& file, const SavedFile& saved) {
+  if (file.bytes() != saved.bytes) {
+    file.refuse("it has " + std::to_string(file.bytes()) + " bytes instead of " +
+                std::to_string(saved.bytes));
+  }
+  if (saved.header.empty()) return;
+  if (saved.data > kHeaderLength + kMostHeader) file.refuse("its header is over 100 MB");
+  std::string front(saved.data, '\0');
+  file.read(front.data(), front.size(), 0);
+  if (checksum_of(saved.algorithm, front.data(), front.size()) != saved.header)
+    file.refuse("the checksum of its header differs");
+}
+
+// Reads what is wanted of one file.
+void read_file(const std::string& folder, std::span<const SliceRead> reads) {
+  const SavedFile& saved = *reads.front().file;
+  ExistingFile file(folder + "/" + saved.name);
+  check_front(file, saved);
+  std::vector<Place> places;
+  std::vector<Span> spans;
+  std::uint64_t own = 0;
+  for (const SliceRead& one : reads) {
+    const Place& place = places.emplace_back(place_of(one));
+    add_spans(one, place.aside.defined() ? place.aside : place.wanted, spans);
+    if (!one.is_shared) own += range_of(one).bytes;
+  }
+  if (own >= kLarge) file.go_past_page_cache();
+  read_spans(file, spans, saved.algorithm);
+  for (const Place& place : places) {
+    if (place.aside.defined()) place.wanted.copy_(place.aside);
+  }
 }
 
 }  // namespace
 
-void add_reads(const SavedTensor& tensor, const at::Tensor& to, std::int64_t first,
+void add_reads(const SavedTensor& tensor, const at::Tensor& to, std::int64_t first, bool is_shared,
                std::vector<SliceRead>& reads) {
   for (const auto& [file, saved] : tensor.slices) {
     const Slice& slice = saved->slice;
     const bool is_wanted =
         slice.bytes > 0 && (slice.shape.empty() || common_rows(slice, to, first).count > 0);
-    if (is_wanted) reads.push_back({file, saved, to, first});
+    if (is_wanted) reads.push_back({file, saved, to, first, is_shared});
   }
 }
 
@@ -70,32 +132,14 @@ void read_slices(const std::string& folder, std::vector<SliceRead> reads, std::s
   std::ranges::sort(reads, [](const SliceRead& a, const SliceRead& b) {
     return a.file != b.file ? a.file < b.file : a.saved->slice.begin < b.saved->slice.begin;
   });
-  std::vector<std::size_t> firsts;  // of each file's reads
-  for (std::size_t i = 0; i < reads.size(); ++i) {
-    if (i == 0 || reads[i - 1].file != reads[i].file) firsts.push_back(i);
+  std::vector<std::span<const SliceRead>> files;
+  for (std::size_t i = 0, first = 0; i < reads.size(); ++i) {
+    if (i + 1 < reads.size() && reads[i + 1].file == reads[i].file) continue;
+    files.emplace_back(&reads[first], i + 1 - first);
+    first = i + 1;
   }
-  if (!firsts.empty()) {
-    const auto first = static_cast<std::ptrdiff_t>(firsts[begin % firsts.size()]);
-    std::ranges::rotate(reads, reads.begin() + first);
-  }
-  std::optional<SliceFile> open;
-  std::size_t ahead = 0;      // the first read that was not announced
-  std::uint64_t waiting = 0;  // bytes that were announced and not read
-  for (std::size_t i = 0; i < reads.size(); ++i) {
-    const SliceRead& one = reads[i];
-    if (i == 0 || reads[i - 1].file != one.file) {
-      open.emplace(folder, *one.file);
-      ahead = i;
-      waiting = 0;
-    }
-    for (; ahead < reads.size() && reads[ahead].file == one.file && waiting < kAhead; ++ahead) {
-      const Range range = range_of(reads[ahead]);
-      open->prefetch(*reads[ahead].saved, range.from, std::min(range.bytes, kAhead));
-      waiting += range.bytes;
-    }
-    read(*open, one);
-    waiting -= range_of(one).bytes;
-  }
+  for (std::size_t i = 0; i < files.size(); ++i)
+    read_file(folder, files[(begin + i) % files.size()]);
 }
 
 }  // namespace weft::checkpoint

@@ -18,15 +18,17 @@ struct SliceRead {
   const SavedSlice* saved;
   at::Tensor to;       // on the host
   std::int64_t first;  // the row of the whole tensor at which `to` begins
+  // Other ranks, perhaps of this host, read the same bytes: the page cache then has them.
+  bool is_shared;
 };
 
 // Adds the slices that have some of the rows.
-void add_reads(const SavedTensor& tensor, const at::Tensor& to, std::int64_t first,
+void add_reads(const SavedTensor& tensor, const at::Tensor& to, std::int64_t first, bool is_shared,
                std::vector<SliceRead>& reads);
 
 // Reads file by file, in the order in which the slices are there, from the file `begin` on (modulo
 // their number): ranks that read the same files do not read the same one at the same time. Throws
-// as SliceFile does.
+// Caller if a file is missing, or is not the one that was saved.
 void read_slices(const std::string& folder, std::vector<SliceRead> reads, std::size_t begin = 0);
 
 }  // namespace weft::checkpoint

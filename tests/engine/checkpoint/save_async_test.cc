@@ -253,7 +253,8 @@ TEST_F(SaveAsync, EachChunkHasAChecksum) {
                         [&] {
                           checkpoint::load(folder_, group, {{"large", large}});
                         }),
-                HasSubstr("the checksum of 'large' differs"));
+                HasSubstr("the checksum of 'large' differs in the file's bytes 67112960 to "
+                          "68161536"));
   });
 }
 
