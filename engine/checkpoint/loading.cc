@@ -145,7 +145,7 @@ class Load {
       }
       values_[name] = {name, memory, tensor.kind, Writer::First, {}};
       // Of rows that a rank has alone, others read nothing.
-      const bool is_shared = !own && group_.size() > 1;
+      const bool is_shared = !own && ranks_ > 1;
       add_reads(tensor, memory, own ? own->first : 0, is_shared, reads_);
     }
   }
@@ -190,7 +190,7 @@ void warn_of_other_ranks(const Manifest& manifest, const ProcessGroup& group,
 
 std::vector<Commit> stage_folder(const std::string& folder, const Manifest& manifest,
                                  const std::vector<Part>& parts, int rank) {
-  Load load(folder, manifest, rank, manifest.ranks, c10::Device(at::kCPU));
+  Load load(folder, manifest, rank, /*ranks=*/1, c10::Device(at::kCPU));
   const auto attempt = [&](const char* what, const std::function<void()>& call) {
     const auto failure = group::error_of(call);
     if (failure)
