@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::uint32_t kOften = 1024;  // from here on, sums are compared every kOften steps
 
+constexpr std::int64_t kPieceElements = 1 << 16;
 constexpr double kRounding = 1e-6;  // relative to the magnitudes
 
 // The name of the parameter at `index` among the sums, which cover CPU parameters only.
@@ -60,7 +61,15 @@ std::string ParameterCheck::key_of(int rank) const {
 ParameterCheck::Sums ParameterCheck::sums_of(const at::Tensor& tensor) {
   const at::Tensor values =
       tensor.is_complex() ? at::view_as_real(tensor.detach()) : tensor.detach();
-  return {values.sum(at::kDouble).item<double>(), values.abs().sum(at::kDouble).item<double>()};
+  Sums sums{0, 0};
+  // libtorch converts what it adds to double, which in pieces that fit a cache takes a tenth of the
+  // time.
+  for (const at::Tensor& piece : values.reshape({-1}).split(kPieceElements)) {
+    at::Tensor part = piece.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+    sums.values += part.sum().item<double>();
+    sums.magnitudes += part.abs_().sum().item<double>();
+  }
+  return sums;
 }
 
 bool ParameterCheck::differ(const Sums& one, const Sums& other) {
