@@ -186,7 +186,8 @@ TEST(Metrics, ShowPlacesInAMesh) {
   });
   for (const std::string place : {"shard[0] of replicate[0]", "shard[1] of replicate[0]"}) {
     EXPECT_EQ(
-        value_of("weft_operations_total{rank=\"5\",group=\"default\",kind=\"meeting\",name=\"" +
+        value_of("weft_operations_total{rank=\"5\",group=\"default/mesh1/shard of replicate[0]\","
+                 "kind=\"meeting\",name=\"" +
                  place + "\"}"),
         1);
   }

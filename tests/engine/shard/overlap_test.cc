@@ -132,7 +132,8 @@ TEST(ShardedOverlap, OperationsHaveTheNamesOfTheirUnits) {
   harness::Processes ranks(2, [](int) { train(1); });
   ranks.expect_success();
   std::map<std::string, std::multiset<std::string>> names;  // by unit, on both ranks
-  for (const auto& event : nlohmann::json::parse(std::ifstream(file)).at("traceEvents")) {
+  const auto json = nlohmann::json::parse(std::ifstream(file));
+  for (const auto& event : json.at("traceEvents")) {
     if (event.at("ph") == "X" && event.at("args").contains("called_by"))
       names[event.at("args").at("called_by")].insert(event.at("name"));
   }

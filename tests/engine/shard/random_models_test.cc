@@ -114,7 +114,7 @@ struct GroupImpl : nn::Module {
   // Chooses groups that compute their activations again. A gradient that is the sum of several in
   // each of several runs would be summed in another order.
   void recompute(Choices& choices) {
-    recomputes = choices.one_in(3);
+    recomputes = choices.one_in(2);
     if (recomputes) Covered::note("recomputation");
     for (const auto& [step, group] : groups) {
       if (std::ranges::find(repeated, step) != repeated.end() && !group->uses_once) continue;
