@@ -33,7 +33,7 @@ struct Reduction {
     at::Tensor output;               // this rank's rows, then for each slot how many ranks used it
     Work work;                       // the last operation that has been started
     at::ScalarType kept_as = at::kFloat;     // the shards' dtype, if they have one
-    Loan lent = {};                          // to the reduce-scatter
+    Loan lent = {};                          // to `work`
     std::shared_ptr<HostCopy> on_host = {};  // of `output`, for shards in host memory
   };
   // Waits for the result. Throws the operation's error.

@@ -68,6 +68,13 @@ TEST_F(SavedOnCuda, ShardsInHostMemoryAreSavedFromThere) {
     set_weights(*model, 9);
     saving.wait();
     expect_saved(rank.group, 5);
+    checkpoint::load(folder_, rank.group, {{"model", *model}});
+    for (const auto& shard : model->parameters()) {
+      EXPECT_TRUE(shard.is_pinned());
+      EXPECT_EQ(View(shard)[0], 5);
+    }
+    step(sharded, rank);
+    EXPECT_EQ(View(model->parameters()[0].grad())[0], 1.5F * 5 * 5 * 5);
   });
 }
 

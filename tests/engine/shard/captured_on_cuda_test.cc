@@ -85,6 +85,8 @@ struct CapturedOnCuda : fake_gpu::OnFakeGpus {
     EXPECT_EQ(thrown->blame(), Blame::Caller);
     return thrown->text();
   }
+  // Captured steps compute what steps compute. `gathered`: the most units at one time.
+  void expect_steps(const FullyShardOptions& options, int gathered);
   static void drop_gradients(const Product& model) {
     for (const auto& shard : model.parameters()) shard.mutable_grad().reset();
   }
@@ -94,12 +96,12 @@ struct CapturedOnCuda : fake_gpu::OnFakeGpus {
 
 #define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
-TEST_F(CapturedOnCuda, EachLaunchIsAStep) {
+void CapturedOnCuda::expect_steps(const FullyShardOptions& options, int gathered) {
   std::barrier meeting(2);
   run(
       [&](Rank& rank) {
         const auto model = std::make_shared<Product>(rank.gpu, kRows);
-        Sharded sharded(model, rank.group);
+        Sharded sharded(model, rank.group, options);
         const at::Tensor x = rank.filled(static_cast<float>(rank.number() + 1), kRows);
         const at::Tensor ones = rank.filled(1, kRows);
         const auto step = [&] {
@@ -115,7 +117,7 @@ TEST_F(CapturedOnCuda, EachLaunchIsAStep) {
         Graph graph;
         const auto thrown = capture(rank, graph, step);
         if (thrown) throw Error(*thrown);
-        EXPECT_LE(memory_->most(rank.gpu, kUnitBytes), 2) << "in the graph, as in a step";
+        EXPECT_EQ(memory_->most(rank.gpu, kUnitBytes), gathered) << "in the graph, as in a step";
         meeting.arrive_and_wait();
         for (const float first : {3.0F, 4.0F, 7.0F}) {
           {
@@ -133,6 +135,16 @@ TEST_F(CapturedOnCuda, EachLaunchIsAStep) {
         expect_gradients(*model, 7);
       },
       "cpu:gloo,cuda:nccl");
+}
+
+TEST_F(CapturedOnCuda, EachLaunchIsAStep) { expect_steps({}, /*gathered=*/2); }
+
+TEST_F(CapturedOnCuda, EachLaunchIsAStepWithoutPrefetch) {
+  expect_steps({.prefetch = 0}, /*gathered=*/1);
+}
+
+TEST_F(CapturedOnCuda, EachLaunchIsAStepIfUnitsStay) {
+  expect_steps({.reshard_after_forward = false}, /*gathered=*/Product::kParts);
 }
 
 TEST_F(CapturedOnCuda, TheFirstStepIsRefused) {

@@ -114,14 +114,14 @@ TEST_F(OffloadOnCuda, TheNextUnitComesFromTheHostBesideTheKernelsOfThisOne) {
     step(sharded, rank);
     rank.drain();
     meeting.arrive_and_wait();
-    const auto before = ended_gathers();
+    const auto before = fake_gpu::last_operation();
     meeting.arrive_and_wait();
     before_product = [&] {  // the first product of forward
       rank.drain();         // until its unit is gathered
       fake_->hold(rank.stream());
       meeting.arrive_and_wait();
-      EXPECT_TRUE(harness::comes_true([&] { return ended_gathers() == before + 4; }))
-          << "two units on two ranks; there are " << ended_gathers() - before;
+      EXPECT_TRUE(harness::comes_true([&] { return ended_gathers(before) == 4; }))
+          << "two units on two ranks; there are " << ended_gathers(before);
       meeting.arrive_and_wait();
       fake_->release(rank.stream());
     };
@@ -250,6 +250,59 @@ TEST_F(OffloadOnCuda, ClippingIsOverAllShards) {
     const at::Tensor norm = clip_grad_norm_(*model, 1);
     EXPECT_NEAR(norm.item<double>(), std::sqrt(squares), 1e-3);
     EXPECT_NEAR(View(model->parameters()[0].grad())[0], 1.5 * 60 / std::sqrt(squares), 1e-4);
+  });
+}
+
+TEST_F(OffloadOnCuda, EveryOptionTrainsTheSame) {
+  run([&](Rank& rank) {
+    const FullyShardOptions all[] = {{.offload = true, .prefetch = 0},
+                                     {.offload = true, .prefetch = 3},
+                                     {.reshard_after_forward = false, .offload = true}};
+    for (const FullyShardOptions& options : all) {
+      const auto model = std::make_shared<Product>(rank.gpu);
+      Sharded sharded(model, rank.group, options);
+      for (const float first : {2.0F, 3.0F, 5.0F}) {
+        set_weights(*model, first);
+        step(sharded, rank);
+        expect_gradients(*model, first);
+      }
+    }
+  });
+}
+
+// Each rank has all rows, and gradients are averaged by an all-reduce behind the reduce-scatter.
+TEST_F(OffloadOnCuda, ReplicasAreAveragedBeforeGradientsLeave) {
+  run([&](Rank& rank) {
+    const auto model = std::make_shared<Product>(rank.gpu);
+    const Mesh mesh(rank.group, {{"replicate", 2}, {"shard", 1}});
+    Sharded sharded(model, mesh, FullyShardOptions{.offload = true});
+    fake_->delay(&cuda::Driver::launch_kernel, std::chrono::milliseconds(1));
+    for (const float first : {2.0F, 3.0F}) {
+      set_weights(*model, first);
+      step(sharded, rank);
+      expect_gradients(*model, first);
+    }
+    rank.drain();
+  });
+}
+
+TEST_F(OffloadOnCuda, ALostRankFailsTheBackward) {
+  std::barrier meeting(2);
+  run([&](Rank& rank) {
+    const auto model = std::make_shared<Product>(rank.gpu);
+    Sharded sharded = offloaded(model, rank);
+    for (int i = 0; i < 2; ++i) step(sharded, rank);
+    const at::Tensor ones = rank.filled(1);
+    const at::Tensor output = forward(sharded, rank);
+    rank.drain();
+    meeting.arrive_and_wait();
+    if (rank.number() == 1) {
+      rank.group.abort("the test lets rank 1 fail");
+    } else {
+      const Error error = harness::error_of([&] { output.backward(ones); });
+      EXPECT_NE(error.text().find("the test lets rank 1 fail"), std::string::npos) << error.text();
+    }
+    meeting.arrive_and_wait();
   });
 }
 

@@ -120,10 +120,19 @@ at::Tensor& cat_out(const at::ITensorListRef& parts, std::int64_t dim, at::Tenso
 
 }  // namespace
 
-std::ptrdiff_t ended_gathers() {
-  return std::ranges::count_if(trace::flight_recorder().read(), [](const trace::Record& record) {
-    return std::string_view(record.name) == "all_gather" && record.state == trace::State::Done;
-  });
+std::uint64_t last_operation() {
+  std::uint64_t last = 0;
+  for (const trace::Record& record : trace::flight_recorder().read())
+    last = std::max(last, record.ticket);
+  return last;
+}
+
+std::ptrdiff_t ended_gathers(std::uint64_t after) {
+  return std::ranges::count_if(
+      trace::flight_recorder().read(), [after](const trace::Record& record) {
+        return record.ticket > after && std::string_view(record.name) == "all_gather" &&
+               record.state == trace::State::Done;
+      });
 }
 
 struct CachingAllocator::Block {

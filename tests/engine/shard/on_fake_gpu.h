@@ -66,8 +66,10 @@ class CachingAllocator final : public c10::Allocator,
   std::map<std::pair<c10::DeviceIndex, std::size_t>, Count> counts_;
 };
 
-// The gathers that have ended, on all ranks together.
-std::ptrdiff_t ended_gathers();
+// The operation that has begun last, and the gathers behind it that have ended, on all ranks
+// together.
+std::uint64_t last_operation();
+std::ptrdiff_t ended_gathers(std::uint64_t after);
 
 // Gives libtorch the kernels, once a process.
 void give_kernels();

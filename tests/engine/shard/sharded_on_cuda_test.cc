@@ -76,14 +76,14 @@ TEST_F(ShardedOnCuda, TheNextUnitIsGatheredBesideTheKernelsOfThisOne) {
     step(sharded, rank);
     rank.drain();
     meeting.arrive_and_wait();
-    const auto before = ended_gathers();
+    const auto before = fake_gpu::last_operation();
     meeting.arrive_and_wait();
     before_product = [&] {  // the first product of forward
       rank.drain();         // until its unit is gathered
       fake_->hold(rank.stream());
       meeting.arrive_and_wait();
-      EXPECT_TRUE(harness::comes_true([&] { return ended_gathers() == before + 4; }))
-          << "two units on two ranks; there are " << ended_gathers() - before;
+      EXPECT_TRUE(harness::comes_true([&] { return ended_gathers(before) == 4; }))
+          << "two units on two ranks; there are " << ended_gathers(before);
       meeting.arrive_and_wait();
       fake_->release(rank.stream());
     };
