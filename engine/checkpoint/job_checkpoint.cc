@@ -17,7 +17,8 @@
 #include <weft/engine/checkpoint/loading.h>
 #include <weft/engine/checkpoint/part_contents.h>
 #include <weft/engine/checkpoint/part_values.h>
-#include <weft/engine/checkpoint/saving_state.h>
+#include <weft/engine/checkpoint/save_arguments.h>
+#include <weft/engine/checkpoint/saving_thread.h>
 #include <weft/engine/checkpoint/share_copy.h>
 #include <weft/engine/checkpoint/shares.h>
 #include <weft/engine/checkpoint/slice_file.h>
@@ -306,9 +307,8 @@ Saving save_async(std::string folder, const rpc::Agent& agent, std::vector<JobPa
   while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
   check_options(options);
   std::promise<std::optional<Error>> promise;
-  auto state = std::make_shared<SavingAccess::State>();
-  state->ended = promise.get_future().share();
-  const Ended earlier = last_saves().exchange(agent, state->ended);
+  const Ended ended = promise.get_future().share();
+  const Ended earlier = last_saves().exchange(agent, ended);
   if (earlier.valid()) earlier.wait();
   std::shared_ptr<JobSave> save;
   try {
@@ -318,12 +318,8 @@ Saving save_async(std::string folder, const rpc::Agent& agent, std::vector<JobPa
     throw;
   }
   parts.clear();
-  state->start(
-      std::move(promise), [save = std::move(save)] { return error_of([&] { save->write(); }); },
-      agent.self().name);
-  Saving saving;
-  SavingAccess::state(saving) = std::move(state);
-  return saving;
+  return start_saving(std::move(promise), ended, agent.self().name,
+                      [save = std::move(save)] { return error_of([&] { save->write(); }); });
 }
 
 void load(const std::string& path, const rpc::Agent& agent, const std::vector<JobPart>& parts) {

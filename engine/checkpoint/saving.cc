@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <future>
 #include <iterator>
 #include <list>
@@ -23,7 +24,8 @@
 #include <weft/engine/checkpoint/folder.h>
 #include <weft/engine/checkpoint/host_memory.h>
 #include <weft/engine/checkpoint/part_values.h>
-#include <weft/engine/checkpoint/saving_state.h>
+#include <weft/engine/checkpoint/save_arguments.h>
+#include <weft/engine/checkpoint/saving_thread.h>
 #include <weft/engine/checkpoint/share_copy.h>
 #include <weft/engine/checkpoint/shares.h>
 #include <weft/engine/checkpoint/slice_file.h>
@@ -321,109 +323,118 @@ std::uint64_t make_numbered(const std::string& folder, ProcessGroup& group,
 
 }  // namespace
 
-void Saving::State::start(std::promise<std::optional<Error>> promise,
-                          std::function<std::optional<Error>()> run, std::string label) {
-  try {
-    thread = std::thread(
-        [promise = std::move(promise), run = std::move(run), label = std::move(label)]() mutable {
-          log::set_thread_label(std::move(label));
-          std::optional<Error> failure = run();
-          run = nullptr;  // what it holds goes before wait() returns
-          promise.set_value(std::move(failure));
-        });
-  } catch (const std::system_error& error) {
-    throw system_error(Blame::Busy, "no thread can be started for checkpoint::save_async",
-                       error.code().value());
+struct Saving::State {
+  State() = default;
+  ~State() {
+    if (thread.joinable()) thread.join();
   }
-}
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
 
-void refuse_ambiguous(const std::vector<std::string>& names) {
-  for (const std::string& one : names) {
-    for (const std::string& other : names) {
-      if (!other.starts_with(one + ".")) continue;
-      throw Error(Blame::Caller, "the values of the part '" + other +
-                                     "' would have names like those of '" + one +
-                                     "'; rename one of them");
+  // Starts the thread, which waits for `begin`: true, or false to end without a word.
+  void start(std::unique_ptr<Job> job, std::shared_future<bool> begin, const ProcessGroup& group) {
+    std::promise<std::optional<Error>> promise;
+    ended = promise.get_future().share();
+    const int id = running().add(group, ended);
+    try {
+      run(std::move(promise), "rank " + std::to_string(group.rank()),
+          [job = std::shared_ptr<Job>(std::move(job)), begin = std::move(begin), id]() mutable {
+            std::optional<Error> failure;
+            if (begin.get()) failure = job->run();
+            job.reset();  // the group goes before wait() returns
+            running().remove(id);
+            return failure;
+          });
+    } catch (...) {
+      running().remove(id);
+      throw;
     }
   }
-}
 
-void check_options(const SaveOptions& options) {
-  if (options.keep >= 1) return;
-  throw Error(Blame::Caller, "SaveOptions::keep is " + std::to_string(options.keep) +
-                                 "; keep at least 1 checkpoint");
-}
-
-namespace {
-
-// Starts the thread, which waits for `begin`: true, or false to end without a word.
-void start(SavingAccess::State& state, std::shared_ptr<Job> job, std::shared_future<bool> begin,
-           const ProcessGroup& group) {
-  std::promise<std::optional<Error>> promise;
-  state.ended = promise.get_future().share();
-  const int id = running().add(group, state.ended);
-  auto run = [job = std::move(job), begin = std::move(begin), id]() mutable {
-    std::optional<Error> failure;
-    if (begin.get()) failure = job->run();
-    job.reset();  // the group goes before wait() returns
-    running().remove(id);
-    return failure;
-  };
-  try {
-    state.start(std::move(promise), std::move(run), "rank " + std::to_string(group.rank()));
-  } catch (...) {
-    running().remove(id);
-    throw;
+  void run(std::promise<std::optional<Error>> promise, std::string label,
+           std::function<std::optional<Error>()> work) {
+    try {
+      thread = std::thread([promise = std::move(promise), label = std::move(label),
+                            work = std::move(work)]() mutable {
+        log::set_thread_label(std::move(label));
+        std::optional<Error> failure = work();
+        work = nullptr;
+        promise.set_value(std::move(failure));
+      });
+    } catch (const std::system_error& error) {
+      throw system_error(Blame::Busy, "no thread can be started for checkpoint::save_async",
+                         error.code().value());
+    }
   }
-}
 
-}  // namespace
+  std::shared_future<std::optional<Error>> ended;
+  std::thread thread;
+  const std::shared_ptr<KeptBytes> kept = KeptBytes::make();
+  bool is_known = false;  // wait() has thrown the error
+};
 
-Saving SavingAccess::begin(const std::string& folder, ProcessGroup& group,
-                           const std::vector<Part>& parts, const SaveOptions& options) {
-  running().wait_for(group);
-  std::vector<std::string> names;
-  std::vector<Value> values;
-  Share share;
-  group::agree(group, error_of([&] {
-                 check_options(options);
-                 names = check_names(parts);
-                 std::vector<std::string> own;
-                 for (const Part& part : parts) own.push_back(part.name());
-                 refuse_ambiguous(own);
-               }));
-  compare_names(group, names, {});
-  group::agree(group, error_of([&] { values = values_of_parts(parts, group); }));
-  compare_names(group, names, divided(values, group));
-  divide_equal_rows(values, group);
-  group::agree(group, error_of([&] { share = share_of(values, group.rank(), group.size()); }));
-  std::unique_ptr<Numbered> numbered;
-  const std::uint64_t number = make_numbered(folder, group, numbered);
-  auto job =
-      std::make_unique<Job>(group, folder + "/" + std::to_string(number),
-                            group::next_number(group, "checkpoint::save_async"), options.keep);
-  Manifest manifest;
-  manifest.ranks = group.size();
-  for (std::size_t i = 0; i < parts.size(); ++i)
-    manifest.parts.emplace_back(parts[i].name(), names[i]);
-  Saving saving;
-  saving.state_ = std::make_shared<Saving::State>();
-  std::promise<bool> begins;
-  std::shared_ptr<ShareCopy> copy;
-  const auto failure = error_of([&] {
-    copy = std::make_shared<ShareCopy>(std::move(share));
-    job->take(copy, saving.state_->kept);
-    job->take(std::move(numbered), std::move(manifest));
-    start(*saving.state_, std::move(job), begins.get_future().share(), group);
-  });
-  const auto refused = error_of([&] { group::agree(group, failure); });
-  begins.set_value(!refused);
-  // Behind the last collective, so that the host does not wait for copies from a GPU. The thread
-  // writes what has been copied.
-  if (!refused) copy->run();
-  if (!refused) return saving;
-  saving.state_.reset();
-  throw Error(*refused);
+struct SavingAccess {
+  static Saving begin(const std::string& folder, ProcessGroup& group,
+                      const std::vector<Part>& parts, const SaveOptions& options) {
+    running().wait_for(group);
+    std::vector<std::string> names;
+    std::vector<Value> values;
+    Share share;
+    group::agree(group, error_of([&] {
+                   check_options(options);
+                   names = check_names(parts);
+                   std::vector<std::string> own;
+                   for (const Part& part : parts) own.push_back(part.name());
+                   refuse_ambiguous(own);
+                 }));
+    compare_names(group, names, {});
+    group::agree(group, error_of([&] { values = values_of_parts(parts, group); }));
+    compare_names(group, names, divided(values, group));
+    divide_equal_rows(values, group);
+    group::agree(group, error_of([&] { share = share_of(values, group.rank(), group.size()); }));
+    std::unique_ptr<Numbered> numbered;
+    const std::uint64_t number = make_numbered(folder, group, numbered);
+    auto job =
+        std::make_unique<Job>(group, folder + "/" + std::to_string(number),
+                              group::next_number(group, "checkpoint::save_async"), options.keep);
+    Manifest manifest;
+    manifest.ranks = group.size();
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      manifest.parts.emplace_back(parts[i].name(), names[i]);
+    Saving saving;
+    saving.state_ = std::make_shared<Saving::State>();
+    std::promise<bool> begins;
+    std::shared_ptr<ShareCopy> copy;
+    const auto failure = error_of([&] {
+      copy = std::make_shared<ShareCopy>(std::move(share));
+      job->take(copy, saving.state_->kept);
+      job->take(std::move(numbered), std::move(manifest));
+      saving.state_->start(std::move(job), begins.get_future().share(), group);
+    });
+    const auto refused = error_of([&] { group::agree(group, failure); });
+    begins.set_value(!refused);
+    // Behind the last collective, so that the host does not wait for copies from a GPU. The thread
+    // writes what has been copied.
+    if (!refused) copy->run();
+    if (!refused) return saving;
+    saving.state_.reset();
+    throw Error(*refused);
+  }
+
+  static Saving begin(std::promise<std::optional<Error>> promise, Ended ended, std::string label,
+                      std::function<std::optional<Error>()> work) {
+    Saving saving;
+    saving.state_ = std::make_shared<Saving::State>();
+    saving.state_->ended = std::move(ended);
+    saving.state_->run(std::move(promise), std::move(label), std::move(work));
+    return saving;
+  }
+};
+
+Saving start_saving(std::promise<std::optional<Error>> promise, Ended ended, std::string label,
+                    std::function<std::optional<Error>()> work) {
+  return SavingAccess::begin(std::move(promise), std::move(ended), std::move(label),
+                             std::move(work));
 }
 
 Saving::Saving() = default;

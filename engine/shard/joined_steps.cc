@@ -5,6 +5,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -96,13 +97,21 @@ void JoinedSteps::note_cleared() {
   }
 }
 
-bool JoinedSteps::is_cleared(const Unit& unit, std::size_t parameter,
-                             const at::Tensor& shard) const {
+// Sets the parameter's bit among those that are trained, dropped or zeroed. Returns false if it has
+// a gradient to which the next one is added.
+bool JoinedSteps::put_cleared(const Unit& unit, std::size_t parameter, const at::Tensor& shard,
+                              Message& message) const {
   const Since& since = since_[unit.index][parameter];
   const at::Tensor& gradient = shard.grad();
-  if (!gradient.defined() || since.cleared) return true;
+  if (!gradient.defined()) {
+    set_bit(bits(message) + words_, parameter);
+    return true;
+  }
   // The module's zero_grad() may write zeros, too, which the probe does not show.
-  return since.stepped && !told_.empty() && gradient.count_nonzero().item<std::int64_t>() == 0;
+  const bool is_zeroed = since.cleared || (since.stepped && !told_.empty() &&
+                                           gradient.count_nonzero().item<std::int64_t>() == 0);
+  if (is_zeroed) set_bit(bits(message) + 2 * words_, parameter);
+  return is_zeroed;
 }
 
 // Also of units that this step does not use, which an optimizer leaves alone then.
@@ -111,11 +120,8 @@ void JoinedSteps::tell_cleared() const {
     Message clear = message(kClear, unit->index);
     bool is_any = false;
     const std::vector<at::Tensor> shards = unit->shards();
-    for (std::size_t i = 0; i < shards.size(); ++i) {
-      if (!is_cleared(*unit, i, shards[i])) continue;
-      set_bit(clear.data() + 2, i);
-      is_any = true;
-    }
+    for (std::size_t i = 0; i < shards.size(); ++i)
+      is_any |= put_cleared(*unit, i, shards[i], clear);
     if (is_any) tell(clear);
   }
 }
@@ -151,8 +157,8 @@ void JoinedSteps::reduces(const Unit& unit, const std::vector<std::size_t>& para
   Message reduce = message(kReduce, unit.index);
   const std::vector<at::Tensor> shards = unit.shards();
   for (const std::size_t i : parameters) {
-    set_bit(reduce.data() + 2, i);
-    if (is_cleared(unit, i, shards[i])) set_bit(reduce.data() + 2 + words_, i);
+    set_bit(bits(reduce), i);
+    put_cleared(unit, i, shards[i], reduce);
     since_[unit.index][i] = {};
   }
   for (std::size_t i = 0; i < optimizers_.size(); ++i) rates_[i] = optimizers_[i]->rates();
@@ -171,7 +177,7 @@ bool before_sum(const ProcessGroup& group, const at::Tensor& tensor) {
 
 void JoinedSteps::sums(const at::Tensor& tensor) const {
   Message sum = message(kSum, static_cast<std::size_t>(tensor.numel()));
-  sum[2] = static_cast<std::int64_t>(tensor.scalar_type());
+  *bits(sum) = static_cast<std::int64_t>(tensor.scalar_type());
   tell(sum);
 }
 
@@ -243,7 +249,7 @@ void JoinedSteps::abort(const std::string& why) {
 }
 
 JoinedSteps::Message JoinedSteps::message(std::int64_t kind, std::size_t which) const {
-  Message message(2 + 2 * words_ + doubles_);
+  Message message(2 + 3 * words_ + doubles_);
   message[0] = kind;
   message[1] = static_cast<std::int64_t>(which);
   return message;
@@ -268,7 +274,10 @@ void JoinedSteps::mirror(Message& told) {
   if (told[0] == kReduce) return mirror_reduce(which, told);
   if (told[0] == kSum) return mirror_sum(told);
   finish_reductions();
-  if (told[0] == kClear) return mirror_clear(which, told);
+  if (told[0] == kClear) {
+    MutexLock lock(model_->mutex_);
+    return mirror_clear(model_->units_.at(which)->shards(), told);
+  }
   std::vector<double> given(doubles_);
   std::memcpy(given.data(), doubles(told), given.size() * sizeof(double));
   if (told[0] == kStep) return optimizers_.at(which)->step(given);
@@ -285,14 +294,14 @@ void JoinedSteps::mirror_gather(std::size_t which) {
 }
 
 // Starts all parts of the reduction that do not depend on later ones of other ranks.
-void JoinedSteps::mirror_reduce(std::size_t which, const Message& told) {
+void JoinedSteps::mirror_reduce(std::size_t which, Message& told) {
   MutexLock lock(model_->mutex_);
   const Unit& unit = *model_->units_.at(which);
   const std::vector<at::Tensor> shards = unit.shards();
   Mirrored mirrored;
   std::vector<std::size_t> parameters;
   for (std::size_t i = 0; i < shards.size(); ++i) {
-    if (!has_bit(told.data() + 2, i)) continue;
+    if (!has_bit(bits(told), i)) continue;
     if (!shards[i].requires_grad()) {
       throw Error(Blame::Caller,
                   "join: parameter '" + unit.parameters()[i].name + "' is frozen on rank " +
@@ -300,10 +309,10 @@ void JoinedSteps::mirror_reduce(std::size_t which, const Message& told) {
                       ", which has run out, and trained by others; freeze and thaw parameters "
                       "outside of join");
     }
-    if (has_bit(told.data() + 2 + words_, i)) shards[i].mutable_grad().reset();
     parameters.push_back(i);
     mirrored.shards.push_back(shards[i]);
   }
+  mirror_clear(shards, told);
   mirrored.gradients.resize(parameters.size());
   mirrored.reduction =
       model_->reducer_.reduce(unit, parameters, mirrored.gradients, mirrored.gradients);
@@ -320,11 +329,12 @@ void JoinedSteps::mirror_sum(const Message& told) {
   group::all_reduce(group_, zeros, ReduceOp::Sum).wait();
 }
 
-void JoinedSteps::mirror_clear(std::size_t which, const Message& told) {
-  MutexLock lock(model_->mutex_);
-  const std::vector<at::Tensor> shards = model_->units_.at(which)->shards();
+void JoinedSteps::mirror_clear(const std::vector<at::Tensor>& shards, Message& told) const {
   for (std::size_t i = 0; i < shards.size(); ++i) {
-    if (has_bit(told.data() + 2, i)) shards[i].mutable_grad().reset();
+    at::Tensor& gradient = shards[i].mutable_grad();
+    if (has_bit(bits(told) + words_, i)) gradient.reset();
+    // Zeros of its own, where this rank has dropped what the others have zeroed.
+    if (has_bit(bits(told) + 2 * words_, i)) gradient = at::zeros_like(shards[i].detach());
   }
 }
 

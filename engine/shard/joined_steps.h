@@ -86,16 +86,18 @@ class JoinedSteps {
   // Numbers of one length: a kind, which unit or optimizer, bits, and the bytes of doubles.
   using Message = std::vector<std::int64_t>;
   void note_cleared();
-  bool is_cleared(const Unit& unit, std::size_t parameter, const at::Tensor& shard) const;
+  bool put_cleared(const Unit& unit, std::size_t parameter, const at::Tensor& shard,
+                   Message& message) const;
   void tell_cleared() const;
   Message message(std::int64_t kind, std::size_t which = 0) const;
-  std::int64_t* doubles(Message& message) const { return message.data() + 2 + 2 * words_; }
+  static std::int64_t* bits(Message& message) { return message.data() + 2; }
+  std::int64_t* doubles(Message& message) const { return message.data() + 2 + 3 * words_; }
   void tell(const Message& message) const;
   void mirror(Message& told);
   void mirror_gather(std::size_t unit);
-  void mirror_reduce(std::size_t unit, const Message& told);
+  void mirror_reduce(std::size_t unit, Message& told);
   void mirror_sum(const Message& told);
-  void mirror_clear(std::size_t unit, const Message& told);
+  void mirror_clear(const std::vector<at::Tensor>& shards, Message& told) const;
   void finish_reductions();
 
   const std::shared_ptr<torch::nn::Module> module_;

@@ -90,14 +90,9 @@ void ReductionOrder::advance_one(Reduction& reduction) {
     bucket.work.wait();
     bucket.lent.end_behind(bucket.work, /*current_waits=*/true);
     if (replicas_) {
-<<<<<<< ours
       const group::CalledBy by(reduction.called_by);
-      bucket.work = group::all_reduce(replicas_, bucket.output, ReduceOp::Sum, {0, reduction.unit});
-=======
-      const group::CalledBy by("FullyShardedDataParallel");
       bucket.work = group::all_reduce(replicas_, bucket.lent.lend(bucket.output), ReduceOp::Sum,
                                       {0, reduction.unit});
->>>>>>> theirs
     }
     if (reduction.offload) {
       bucket.on_host = reduction.offload->take_out(bucket.output, bucket.kept_as, bucket.work);

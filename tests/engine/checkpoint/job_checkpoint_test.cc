@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints whose values live on the workers of an RPC job.
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <set>
@@ -39,6 +40,9 @@ void change(Table& table, double by) {
   for (auto& parameter : table->parameters()) parameter.add_(by);
 }
 void change_tensor(at::Tensor& tensor, double by) { tensor.add_(by); }
+std::atomic<bool> met{false};
+void meet() { met = true; }
+bool has_met() { return met; }
 void die() { ::raise(SIGKILL); }
 
 struct Net {
@@ -51,6 +55,21 @@ struct Net {
   torch::nn::Linear layer;
   torch::optim::AdamW optimizer;
 };
+
+int number_of(int value) { return value; }
+void set_number(int& number, int value) { number = value; }
+void fill_rows(TableImpl& table, double value) {
+  const torch::NoGradGuard no_grad;
+  table.rows.fill_(value);
+}
+double first_of(TableImpl& table) { return table.rows[0][0].item<double>(); }
+std::shared_ptr<torch::optim::AdamW> optimizer_of(Net& net) {
+  return {std::shared_ptr<void>(), &net.optimizer};
+}
+int steps_of(Net& net) {
+  const auto& state = net.optimizer.state().begin()->second;
+  return static_cast<int>(static_cast<torch::optim::AdamWParamState&>(*state).step());
+}
 
 }  // namespace job_checkpoints
 
@@ -190,6 +209,30 @@ TEST_P(JobCheckpoint, IsReadByAGroupAndReadsThatOfAGroup) {
   });
 }
 
+// Values made in place, plain ones, and one that is referred to before it exists.
+TEST_P(JobCheckpoint, HasValuesOfAllKindsThatAPartTakes) {
+  const harness::Folder folder;
+  run_workers(GetParam(), [&](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const auto module = agent.remote<TableImpl>(1, 3);
+    const auto number = agent.remote<&number_of>(2, 4);
+    const auto net = agent.remote<Net>(2);
+    const auto optimizer = net.remote<&optimizer_of>();
+    net.sync<&Net::step>();
+    const std::vector<JobPart> parts = {
+        {"module", module}, {"number", number}, {"optimizer", optimizer}};
+    checkpoint::save_async(folder.path() + "/run", agent, parts).wait();
+    module.sync<&fill_rows>(9.0);
+    number.sync<&set_number>(8);
+    net.sync<&Net::step>();
+    EXPECT_EQ(net.sync<&steps_of>(), 2);
+    checkpoint::load(folder.path() + "/run", agent, parts);
+    EXPECT_EQ(module.sync<&first_of>(), 3);
+    EXPECT_EQ(number.to_here(), 4);
+    EXPECT_EQ(net.sync<&steps_of>(), 1);
+  });
+}
+
 TEST_P(JobCheckpoint, ThatDoesNotFitChangesNothing) {
   const harness::Folder folder;
   const std::string path = folder.path() + "/run";
@@ -246,6 +289,24 @@ TEST_P(JobCheckpoint, ThatCannotBeMadeIsRefused) {
               Blame::Caller);
     EXPECT_EQ(files_in(path), std::set<std::string>{});
     checkpoint::save_async(path, agent, values.parts()).wait();
+  });
+}
+
+TEST(JobCheckpointFailures, OwnerThatDoesNotSeeTheFolderIsNamed) {
+  const harness::Folder folder, elsewhere;
+  run_workers({As::Processes, "shm", 3}, [&](rpc::Agent& agent) {
+    std::filesystem::current_path(agent.self().rank == 1 ? elsewhere.path() : folder.path());
+    agent.sync<&meet>(agent.self());
+    if (agent.self().rank != 0) return;
+    const auto value = agent.remote<&filled>(1, std::vector<std::int64_t>{4}, 1.0);
+    EXPECT_TRUE(harness::comes_true([&] { return agent.sync<&has_met>(1); }));
+    const Error error = error_of([&] {
+      checkpoint::save_async("run", agent, {{"value", value}}).wait();
+    });
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    EXPECT_THAT(error.text(),
+                AllOf(HasSubstr("worker 'worker1'"), HasSubstr("there is no folder 'run/1' here")));
+    EXPECT_EQ(files_in("run"), std::set<std::string>{});
   });
 }
 

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <functional>
 #include <ostream>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@
 
 #include <weft/mesh.h>
 #include <weft/optim.h>
+#include <weft/tests/harness/all_settings.h>
 #include <weft/tests/harness/ranks.h>
 #include <weft/training.h>
 
@@ -127,6 +129,31 @@ TEST_P(ShardedJoin, TrainsAsOneProcessWithTheSameInputs) {
   const std::vector<int>& steps = GetParam().steps;
   run_ranks(GetParam().as, static_cast<int>(steps.size()), [&](ProcessGroup& group) {
     expect_close(trained_sharded(group, group.rank(), steps), trained_alone(steps));
+  });
+}
+
+#if WEFT_TEST_GLOO
+TEST(ShardedJoinSteps, AreToldOverGloo) {
+  run_ranks(As::Threads, 3,
+            [](ProcessGroup& group) {
+              const std::vector<int> steps = {2, 0, 3};
+              expect_close(trained_sharded(group, group.rank(), steps), trained_alone(steps));
+              const Mesh mesh(group, {{"copies", 1}, {"rows", -1}});
+              expect_close(trained_sharded(mesh, group.rank(), steps), trained_alone(steps));
+            },
+            {.backend = "gloo"});
+}
+#endif
+
+// Parameters are gathered in another dtype, and kept after forward.
+TEST(ShardedJoinSteps, MayComputeInAnotherDtype) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    const std::vector<int> steps = {3, 1};
+    const FullyShardOptions sharding{.reshard_after_forward = false,
+                                     .param_dtype = torch::kDouble,
+                                     .reduce_dtype = torch::kDouble,
+                                     .prefetch = 0};
+    expect_close(trained_sharded(group, group.rank(), steps, {}, sharding), trained_alone(steps));
   });
 }
 
@@ -344,6 +371,84 @@ TEST(ShardedJoinSteps, AddUpStatisticsOfTheRanksThatHaveInputs) {
     expect_close({model->buffers()[0], model->buffers()[1]},
                  {plain->buffers()[0], plain->buffers()[1]});
   });
+}
+
+// One choice of steps, the same on all ranks; a rank makes only the first few of them.
+struct RandomSteps {
+  explicit RandomSteps(unsigned seed) : generator(seed) {
+    ranks = 2 + pick(3);
+    for (int rank = 0; rank < ranks; ++rank) counts.push_back(pick(5));
+    for (int step = 0; step < 5; ++step) {
+      uses_b.push_back(pick(2) == 1);
+      steps.push_back(pick(4) > 0);
+      quiet.push_back(pick(3) == 0);
+    }
+    has_momentum = pick(2) == 1;
+    drops = pick(2) == 1;
+    zeroes_late = pick(2) == 1;
+    sharding.prefetch = pick(3);
+    sharding.reshard_after_forward = pick(2) == 1;
+    by_initial = pick(2) == 1;
+  }
+  int pick(int below) { return static_cast<int>(generator() % static_cast<unsigned>(below)); }
+  double divisor(int step) const {
+    const auto active = std::ranges::count_if(counts, [&](int count) { return count > step; });
+    return by_initial ? ranks : static_cast<double>(active);
+  }
+  torch::optim::SGD optimizer_of(const nn::Module& model) const {
+    const double momentum = has_momentum ? 0.9 : 0;
+    return torch::optim::SGD(model.parameters(), torch::optim::SGDOptions(0.05).momentum(momentum));
+  }
+  // Runs a step; `backward` for each rank that takes part.
+  void run(int step, torch::optim::Optimizer& optimizer,
+           const std::function<void(bool uses_b)>& backward) const {
+    const auto at = static_cast<std::size_t>(step);
+    if (!zeroes_late) optimizer.zero_grad(drops);
+    backward(uses_b[at]);
+    if (steps[at] && !quiet[at]) optimizer.step();
+    if (zeroes_late && !quiet[at]) optimizer.zero_grad(drops);
+  }
+
+  std::minstd_rand generator;
+  int ranks;
+  std::vector<int> counts;
+  std::vector<bool> uses_b, steps, quiet;
+  bool has_momentum, drops, zeroes_late, by_initial;
+  FullyShardOptions sharding;
+};
+
+TEST(ShardedJoinSteps, MayBeAtRandom) {
+  for (unsigned seed = 1; seed <= (harness::runs_all_settings() ? 100U : 4U); ++seed) {
+    const RandomSteps random(seed);
+    run_ranks(As::Threads, random.ranks, [&](ProcessGroup& group) {
+      auto model = std::make_shared<BranchesImpl>(), plain = std::make_shared<BranchesImpl>();
+      fill_values(*model);
+      fill_values(*plain);
+      FullyShardedDataParallel sharded(model, group, random.sharding);
+      auto optimizer = random.optimizer_of(*model);
+      auto plain_optimizer = random.optimizer_of(*plain);
+      join(sharded, optimizer,
+           [&] {
+             for (int step = 0; step < random.counts[static_cast<std::size_t>(group.rank())];
+                  ++step) {
+               random.run(step, optimizer, [&](bool uses_b) {
+                 sharded(inputs(step, group.rank()), uses_b).backward();
+               });
+             }
+           },
+           {.divide_by_initial_world_size = random.by_initial});
+      for (int step = 0; step < *std::ranges::max_element(random.counts); ++step) {
+        random.run(step, plain_optimizer, [&](bool uses_b) {
+          for (int rank = 0; rank < random.ranks; ++rank) {
+            if (step < random.counts[static_cast<std::size_t>(rank)])
+              (plain->forward(inputs(step, rank), uses_b) / random.divisor(step)).backward();
+          }
+        });
+      }
+      expect_close(whole(*model), copies(plain->parameters()));
+    });
+    ASSERT_FALSE(HasFailure()) << "seed " << seed;
+  }
 }
 
 TEST(ShardedJoinSteps, LeaveTheBuffersOfARankThatWasActiveLast) {

@@ -131,5 +131,20 @@ TEST(SyncBatchNorm, WrongCallsAreSentences) {
   });
 }
 
+TEST(SyncBatchNorm, InAJoinIsRefusedOnceARankHasRunOut) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    SyncBatchNorm1d layer(BatchNormOptions(2), group);
+    DistributedDataParallel ddp(layer, group);
+    const auto error = harness::error_of([&] {
+      join(ddp, [&] {
+        for (int step = 0; step < (group.rank() == 0 ? 1 : 3); ++step)
+          ddp(torch::randn({4, 2})).square().sum().backward();
+      });
+    });
+    if (group.rank() == 1)
+      EXPECT_THAT(error.text(), HasSubstr("SyncBatchNorm: some ranks have run out of inputs"));
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing

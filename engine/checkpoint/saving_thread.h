@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the two forms of save_async() share: of a group (saving.cc), of a job (job_checkpoint.cc).
+// Internal.
+#pragma once
+
+#include <functional>
+#include <future>
+#include <optional>
+#include <string>
+
+#include <weft/base/error.h>
+#include <weft/engine/checkpoint/checkpoint.h>
+
+namespace weft::checkpoint {
+
+// Ready when a save has ended; its error, if it has one.
+using Ended = std::shared_future<std::optional<Error>>;
+
+// Runs `work` on a thread of that label, and puts its result into the promise, whose future is
+// `ended`. What `work` holds is destroyed before. Throws Busy if no thread can be started.
+Saving start_saving(std::promise<std::optional<Error>> promise, Ended ended, std::string label,
+                    std::function<std::optional<Error>()> work);
+
+}  // namespace weft::checkpoint
