@@ -102,9 +102,15 @@ Commit stage_copy(const std::string& what, const at::Tensor& target, const at::T
     throw Error(Blame::Caller,
                 what + " was made in inference mode, outside of which it cannot be written");
   }
-  return [target, value] {
+  const bool is_there = target.has_storage() && value.has_storage() && target.is_alias_of(value) &&
+                        target.const_data_ptr() == value.const_data_ptr();
+  return [target, value, is_there] {
     const c10::AutoGradMode no_grad(false);
-    target.copy_(value);
+    if (is_there) {
+      target.unsafeGetTensorImpl()->bump_version();  // it was read to its place
+    } else {
+      target.copy_(value);
+    }
   };
 }
 

@@ -176,8 +176,6 @@ Numbered::Numbered(const std::string& folder) : folder_(folder) {
   number_ = numbers.empty() ? 1 : *numbers.rbegin() + 1;
   const std::string own = folder + "/" + std::to_string(number_);
   if (::mkdir(own.c_str(), 0777) != 0) cannot_write(own, errno);
-  // Makes the name durable. Some file systems cannot do that (EINVAL).
-  if (::fsync(lock_.get()) != 0 && errno != EINVAL) cannot_write(folder, errno);
 }
 
 Numbered::~Numbered() {
@@ -196,6 +194,8 @@ void Numbered::publish(const Manifest& manifest) {
   draft.write(text.data(), text.size());
   draft.publish();
   is_published_ = true;
+  // Makes the folder's name durable. Some file systems cannot do that (EINVAL).
+  if (::fsync(lock_.get()) != 0 && errno != EINVAL) cannot_write(folder_, errno);
 }
 
 void Numbered::remove_old(int keep) const {

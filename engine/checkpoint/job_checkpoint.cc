@@ -4,9 +4,9 @@
 #include <future>
 #include <iterator>
 #include <map>
-#include <memory>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
@@ -19,10 +19,10 @@
 #include <weft/engine/checkpoint/part_values.h>
 #include <weft/engine/checkpoint/save_arguments.h>
 #include <weft/engine/checkpoint/saving_thread.h>
-#include <weft/engine/checkpoint/share_copy.h>
 #include <weft/engine/checkpoint/shares.h>
 #include <weft/engine/checkpoint/slice_file.h>
 #include <weft/engine/group/collective_error.h>
+#include <weft/engine/tensor/cuda_devices.h>
 
 namespace weft::checkpoint {
 
@@ -35,7 +35,9 @@ using OwnedParts = std::vector<RRef<detail::OwnedPart>>;
 // On an owner, between two calls: what it has copied, or what it is about to load. It goes with the
 // caller's reference, also if the caller dies.
 struct Staged {
-  std::unique_ptr<ShareCopy> copy;
+  Share share;
+  at::Tensor memory;
+  std::vector<c10::Event> copies;
   std::vector<Commit> commits;
   OwnedParts parts;  // keep the values alive
 };
@@ -109,10 +111,19 @@ Answer stage_save(OwnedParts parts, std::string folder) {
     const std::vector<Part> own = parts_of(parts);
     made.kinds = check_names(own);
     auto staged = std::make_shared<Staged>();
-    staged->copy = std::make_unique<ShareCopy>(share_of(values_here(own), 0, 1));
-    staged->copy->run();
+    staged->share = share_of(values_here(own), 0, 1);
+    staged->memory = memory_for(staged->share);
+    copy(staged->share, staged->memory);
+    std::vector<c10::Device> devices;
+    for (const at::Tensor& tensor : staged->share.tensors) {
+      if (tensor.is_cpu() || std::ranges::find(devices, tensor.device()) != devices.end()) continue;
+      devices.push_back(tensor.device());
+      staged->copies.emplace_back(tensor.device().type());
+      staged->copies.back().record(tensor::CudaDevices::current_stream(tensor.device()));
+    }
     // The caller returns to its program when this call has ended, and values may change then.
-    staged->copy->wait_for(staged->copy->bytes());
+    for (const c10::Event& event : staged->copies) event.synchronize();
+    staged->share.tensors.clear();
     made.staged = RRef<SharedStaged>(std::move(staged));
   });
 }
@@ -120,8 +131,10 @@ Answer stage_save(OwnedParts parts, std::string folder) {
 // Writes what was copied; the text of the answer is this file's part of the manifest.
 Answer write_staged(RRef<SharedStaged> staged, std::string folder, std::string file) {
   return answer([&](Answer& made) {
-    const auto copy = std::move(staged.local_value()->copy);
-    made.text = encode(write_slices(folder, file, copy->slices(), copy->data(), copy->bytes()));
+    Staged& here = *staged.local_value();
+    made.text = encode(write_slices(folder, file, std::move(here.share.slices),
+                                    here.memory.const_data_ptr(), here.share.bytes));
+    here.memory.reset();
   });
 }
 

@@ -38,6 +38,11 @@ std::string quoted_names(const Manifest& manifest, const Tensors& tensors) {
 }
 
 constexpr std::ptrdiff_t kMostLevels = 1000;
+// Values of so many bytes are read to their place.
+constexpr std::size_t kInPlace = 64 << 10;
+// The ranks take turns in comparing so many bytes of a file with their checksums: a disk then reads
+// them in order.
+constexpr std::uint64_t kStripe = 16 << 20;
 
 class Load {
  public:
@@ -63,7 +68,20 @@ class Load {
     }
   }
 
-  void read() { read_slices(folder_, std::move(reads_), static_cast<std::size_t>(rank_)); }
+  // Reads what needs memory of its own, and compares a share of the rest with its checksums.
+  void read() {
+    read_slices(folder_, std::move(reads_), static_cast<std::size_t>(rank_));
+    const auto ranks = static_cast<std::uint64_t>(ranks_);
+    check_slices(folder_, in_place_, [&](const SavedFile& file, std::uint64_t place) {
+      const auto index = static_cast<std::uint64_t>(&file - manifest_.files.data());
+      return (index + place / kStripe) % ranks == static_cast<std::uint64_t>(rank_);
+    });
+  }
+
+  // Reads to their place what read() has compared on all ranks.
+  void read_in_place() {
+    read_slices(folder_, std::move(in_place_), static_cast<std::size_t>(rank_));
+  }
 
   // Compares what was read with the parts, and changes nothing.
   std::vector<Commit> stage() const {
@@ -127,6 +145,7 @@ class Load {
       require_values(**module, part.name());
     const std::string prefix = prefix_of(part, rank_);
     const PartRows rows(part, prefix);
+    const auto places = places_of(part);
     for (auto at = tensors_.lower_bound(prefix);
          at != tensors_.end() && at->first.starts_with(prefix); ++at) {
       const auto& [name, tensor] = *at;
@@ -137,17 +156,52 @@ class Load {
       std::vector<std::int64_t> shape = tensor.shape;
       const auto own = needed_rows(rows, prefix, name, tensor);
       if (own) shape.front() = own->count;
-      at::Tensor memory;
-      const auto no_room = group::error_of([&] { memory = paged_tensor(shape, tensor.dtype); });
-      if (no_room) {
-        throw Error(Blame::Busy, "rank " + std::to_string(rank_) + " has no memory for '" + name +
-                                     "' of the checkpoint");
-      }
-      values_[name] = {name, memory, tensor.kind, Writer::First, {}};
       // Of rows that a rank has alone, others read nothing.
-      const bool is_shared = !own && ranks_ > 1;
-      add_reads(tensor, memory, own ? own->first : 0, is_shared, reads_);
+      const bool is_shared = !own && !Contents::is_per_rank(part) && ranks_ > 1;
+      const auto place = places.find(name);
+      const bool is_in_place =
+          is_shared && place != places.end() && has_form(place->second, tensor.dtype, shape);
+      const at::Tensor memory = is_in_place ? place->second : memory_for(name, shape, tensor.dtype);
+      values_[name] = {name, memory, tensor.kind, Writer::First, {}};
+      add_reads(tensor, memory, own ? own->first : 0, is_shared, is_in_place ? in_place_ : reads_);
     }
+  }
+
+  // The program's tensors on the host that can be read to where they are, by the names of values.
+  // What only the commit reads may still change after stage().
+  std::map<std::string, at::Tensor> places_of(const Part& part) const {
+    std::map<std::string, at::Tensor> places;
+    const auto& content = Contents::of(part);
+    const bool has_tensors = !std::holds_alternative<detail::Archived>(content) &&
+                             !std::holds_alternative<detail::Variable>(content) &&
+                             !std::holds_alternative<detail::Numbers>(content) &&
+                             sharded_optimizer_of(part) == nullptr;
+    if (ranks_ == 1 || Contents::is_per_rank(part) || !has_tensors) return places;
+    std::vector<Value> values;
+    // A part that cannot be saved has values without places.
+    const auto failure =
+        group::error_of([&] { values = values_of(part, rank_, ranks_); });
+    if (failure) return places;
+    for (const Value& value : values) {
+      if (value.kind.empty() || value.kind == kRequiresGrad) places[value.name] = value.tensor;
+    }
+    return places;
+  }
+
+  static bool has_form(const at::Tensor& place, c10::ScalarType dtype, at::IntArrayRef sizes) {
+    return place.is_cpu() && place.scalar_type() == dtype && place.sizes() == sizes &&
+           place.is_contiguous() && place.nbytes() >= kInPlace && !place.is_conj() &&
+           !place.is_neg() && !place.is_inference();
+  }
+
+  at::Tensor memory_for(const std::string& name, at::IntArrayRef sizes,
+                        c10::ScalarType dtype) const {
+    at::Tensor memory;
+    if (group::error_of([&] { memory = paged_tensor(sizes, dtype); })) {
+      throw Error(Blame::Busy, "rank " + std::to_string(rank_) + " has no memory for '" +
+                                   name + "' of the checkpoint");
+    }
+    return memory;
   }
 
   // The rows of the value that this rank has; nullopt if it has the whole value.
@@ -169,7 +223,8 @@ class Load {
   const int rank_, ranks_;
   const c10::Device device_;
   std::vector<Part> present_;
-  std::vector<SliceRead> reads_;
+  std::vector<SliceRead> reads_;     // to new memory
+  std::vector<SliceRead> in_place_;  // to the program's tensors, once all ranks agree
   Values values_;
 };
 
@@ -240,7 +295,14 @@ void load_folder(const std::string& path, ProcessGroup& group, const std::vector
   });
   attempt("' cannot be read", [&] { load->read(); });
   attempt("' does not fit", [&] { commits = load->stage(); });
+  group::agree(group, failure);
+  failure = group::error_of([&] { load->read_in_place(); });
   load.reset();
+  if (failure) {
+    failure = failure->within("the checkpoint '" + folder + "' cannot be read again on rank " +
+                              std::to_string(group.rank()) +
+                              ", and the parts have some of its values; load another one");
+  }
   group::agree(group, failure);
   for (const Commit& commit : commits) commit();
   warn_of_other_ranks(manifest, group, parts);

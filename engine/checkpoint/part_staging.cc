@@ -178,7 +178,8 @@ Commit stage_optimizer(const std::shared_ptr<InputArchive>& archive, Optimizer& 
     return [sharded, whole] { sharded->take(*whole); };
   }
   // A first load, into a copy of its groups, shows any error beforehand. The commit loads once more
-  // into the optimizer's own options, because there may be references to these.
+  // into the optimizer's own options, because there may be references to these, and because values
+  // on the host may have been read since then.
   using State = std::remove_reference_t<decltype(optimizer.state())>;
   const auto state = std::make_shared<State>();
   const Aside aside(optimizer);
@@ -186,8 +187,15 @@ Commit stage_optimizer(const std::shared_ptr<InputArchive>& archive, Optimizer& 
   bring_states_to_parameters(optimizer);
   state->swap(optimizer.state());
   return [archive, state, &optimizer] {
+    optimizer.state().clear();
     optimizer.load(*archive);
-    optimizer.state() = std::move(*state);
+    for (const auto& group : optimizer.param_groups()) {
+      for (const at::Tensor& parameter : group.params()) {
+        const auto staged = state->find(parameter.unsafeGetTensorImpl());
+        if (parameter.is_cpu() || staged == state->end()) continue;
+        optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(staged->second);
+      }
+    }
   };
 }
 

@@ -60,7 +60,6 @@ constexpr const char* kText = "text";
 constexpr const char* kTexts = "texts";
 constexpr const char* kNothing = "nothing";
 constexpr const char* kTensors = "tensors";  // their number; each has a name of its own
-constexpr const char* kRequiresGrad = "requires_grad";
 
 at::Tensor bytes_of_text(const std::string& text) {
   at::Tensor bytes =

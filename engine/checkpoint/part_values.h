@@ -32,6 +32,8 @@ enum class Writer {
 
 // The kind of a complex tensor: two reals for each element.
 constexpr const char* kComplex = "complex128";
+// The kind of a tensor that requires gradients.
+constexpr const char* kRequiresGrad = "requires_grad";
 
 struct Value {
   std::string name;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <set>
 #include <tuple>
 
@@ -42,6 +43,9 @@ constexpr std::array kNames = {
     Named{c10::ScalarType::Float8_e5m2fnuz, "F8_E5M2FNUZ"},
     Named{c10::ScalarType::Float8_e8m0fnu, "F8_E8M0"},
 };
+
+// Of a disk.
+constexpr std::uint64_t kBlock = 4096;
 
 [[noreturn]] void refuse(const std::string& why) {
   throw Error(Blame::Caller, "its safetensors header is damaged: " + why);
@@ -122,15 +126,17 @@ std::uint64_t bytes_of(c10::ScalarType dtype, const std::vector<std::int64_t>& s
 }
 
 std::uint64_t lay_out(std::vector<Slice>& slices) {
-  std::ranges::sort(slices, [](const Slice& a, const Slice& b) {
-    const std::size_t of_a = c10::elementSize(a.dtype);
-    const std::size_t of_b = c10::elementSize(b.dtype);
-    return of_a != of_b ? of_a > of_b : a.name < b.name;
-  });
+  for (Slice& slice : slices) slice.bytes = bytes_of(slice.dtype, slice.shape);
+  const auto order_of = [](const Slice& slice) {
+    const bool fills_blocks = slice.bytes % kBlock == 0;
+    const std::size_t element = fills_blocks ? 0 : c10::elementSize(slice.dtype);
+    return std::tuple(!fills_blocks, std::numeric_limits<std::size_t>::max() - element,
+                      std::string_view(slice.name));
+  };
+  std::ranges::sort(slices, {}, order_of);
   std::uint64_t end = 0;
   for (Slice& slice : slices) {
     slice.begin = end;
-    slice.bytes = bytes_of(slice.dtype, slice.shape);
     end += slice.bytes;
   }
   return end;

@@ -45,7 +45,8 @@ c10::ScalarType dtype_of_name(std::string_view name);
 std::uint64_t bytes_of(c10::ScalarType dtype, const std::vector<std::int64_t>& shape);
 
 // Sorts the slices as they follow each other in the file, sets their places, and returns the bytes
-// of the data. Larger elements come first, so that all are aligned.
+// of the data. Slices that fill blocks of a disk come first, so that they begin at one, then those
+// with larger elements, so that all are aligned.
 std::uint64_t lay_out(std::vector<Slice>& slices);
 
 // The file's bytes in front of the data, a multiple of `alignment`, which is at least 8.

@@ -14,6 +14,8 @@
 #include <thread>
 #include <utility>
 
+#include <c10/core/Event.h>
+
 #include <weft/base/deadline.h>
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
@@ -26,12 +28,12 @@
 #include <weft/engine/checkpoint/part_values.h>
 #include <weft/engine/checkpoint/save_arguments.h>
 #include <weft/engine/checkpoint/saving_thread.h>
-#include <weft/engine/checkpoint/share_copy.h>
 #include <weft/engine/checkpoint/shares.h>
 #include <weft/engine/checkpoint/slice_file.h>
 #include <weft/engine/checkpoint/together.h>
 #include <weft/engine/group/collective_error.h>
 #include <weft/engine/group/objects.h>
+#include <weft/engine/tensor/cuda_devices.h>
 
 namespace weft::checkpoint {
 
@@ -73,10 +75,27 @@ class Job {
         key_("weft/checkpoint/" + std::to_string(number) + "/"),
         keep_(keep) {}
 
-  // `kept` gets the copy's memory at the end.
-  void take(std::shared_ptr<ShareCopy> copy, std::shared_ptr<KeptBytes> kept) {
-    copy_ = std::move(copy);
+  // Makes memory for the copies, or takes that of an earlier save. `kept` gets it at the end.
+  void prepare(Share share, std::shared_ptr<KeptBytes> kept) {
+    share_ = std::move(share);
     kept_ = std::move(kept);
+    memory_ = memory_for(share_);
+  }
+
+  // Copies the values. The other ranks learn of a failure from run().
+  void copy() {
+    uncopied_ = error_of([&] {
+      checkpoint::copy(share_, memory_);
+      std::vector<c10::Device> devices;
+      for (const at::Tensor& tensor : share_.tensors) {
+        if (!tensor.is_cuda() || std::ranges::find(devices, tensor.device()) != devices.end())
+          continue;
+        devices.push_back(tensor.device());
+        copies_.emplace_back(tensor.device().type());
+        copies_.back().record(tensor::CudaDevices::current_stream(tensor.device()));
+      }
+    });
+    if (copies_.empty()) share_.tensors.clear();
   }
 
   // On rank 0.
@@ -97,12 +116,14 @@ class Job {
 
  private:
   std::string write() {
+    if (uncopied_) throw Error(*uncopied_);
+    for (const c10::Event& event : copies_) event.synchronize();
+    share_.tensors.clear();
     char name[32];
     std::snprintf(name, sizeof name, "rank%05d.safetensors", group_.rank());
-    const SavedFile file =
-        write_slices(checkpoint_, name, copy_->slices(), copy_->data(), copy_->bytes(),
-                     [&](std::uint64_t bytes) { copy_->wait_for(bytes); });
-    kept_->keep(copy_->take_memory());
+    const SavedFile file = write_slices(checkpoint_, name, std::move(share_.slices),
+                                        memory_.const_data_ptr(), share_.bytes);
+    kept_->keep(std::exchange(memory_, {}));
     return encode(file);
   }
 
@@ -215,8 +236,11 @@ class Job {
   const std::string checkpoint_;
   const std::string key_;
   const int keep_;
-  std::shared_ptr<ShareCopy> copy_;
+  Share share_;
   std::shared_ptr<KeptBytes> kept_;
+  at::Tensor memory_;
+  std::optional<Error> uncopied_;
+  std::vector<c10::Event> copies_;
   std::unique_ptr<Numbered> numbered_;
   Manifest manifest_;
 };
@@ -404,18 +428,16 @@ struct SavingAccess {
     Saving saving;
     saving.state_ = std::make_shared<Saving::State>();
     std::promise<bool> begins;
-    std::shared_ptr<ShareCopy> copy;
+    Job& begun = *job;  // lives until its thread has begun
     const auto failure = error_of([&] {
-      copy = std::make_shared<ShareCopy>(std::move(share));
-      job->take(copy, saving.state_->kept);
-      job->take(std::move(numbered), std::move(manifest));
+      begun.prepare(std::move(share), saving.state_->kept);
+      begun.take(std::move(numbered), std::move(manifest));
       saving.state_->start(std::move(job), begins.get_future().share(), group);
     });
     const auto refused = error_of([&] { group::agree(group, failure); });
+    // Behind the last collective, so that the host does not wait for copies from a GPU.
+    if (!refused) begun.copy();
     begins.set_value(!refused);
-    // Behind the last collective, so that the host does not wait for copies from a GPU. The thread
-    // writes what has been copied.
-    if (!refused) copy->run();
     if (!refused) return saving;
     saving.state_.reset();
     throw Error(*refused);

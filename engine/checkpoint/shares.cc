@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/GradMode.h>
+
 #include <weft/base/error.h>
+#include <weft/engine/checkpoint/host_memory.h>
 #include <weft/engine/checkpoint/shares.h>
+#include <weft/engine/group/collective_error.h>
 #include <weft/engine/zero/partition.h>
 
 namespace weft::checkpoint {
@@ -79,6 +85,35 @@ Share share_of(const std::vector<Value>& values, int rank, int ranks) {
     share.tensors.push_back(piece.tensor);
   }
   return share;
+}
+
+at::Tensor memory_for(const Share& share) {
+  const bool is_pinned =
+      std::ranges::any_of(share.tensors, [](const at::Tensor& tensor) { return tensor.is_cuda(); });
+  at::Tensor memory;
+  const auto bytes = static_cast<std::int64_t>(share.bytes);
+  const auto no_room = group::error_of([&] {
+    memory = is_pinned ? at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true))
+                       : KeptBytes::take(share.bytes);
+    if (!memory.defined()) memory = paged_bytes(share.bytes);
+  });
+  if (no_room) {
+    throw Error(Blame::Busy, "there is no memory for a copy of this rank's " +
+                                 std::to_string(share.bytes) + " bytes of the checkpoint");
+  }
+  return memory;
+}
+
+void copy(const Share& share, const at::Tensor& memory) {
+  const c10::AutoGradMode no_grad(false);
+  auto* const bytes = static_cast<char*>(memory.mutable_data_ptr());
+  for (std::size_t i = 0; i < share.tensors.size(); ++i) {
+    const at::Tensor& from = share.tensors[i];
+    if (from.numel() == 0) continue;
+    at::Tensor to = at::from_blob(bytes + share.slices[i].slice.begin, from.sizes(),
+                                  from.options().device(at::kCPU).requires_grad(false));
+    to.copy_(from, from.is_cuda());
+  }
 }
 
 }  // namespace weft::checkpoint

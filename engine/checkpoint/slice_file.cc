@@ -16,8 +16,6 @@ namespace {
 
 // Files with so much data go past the page cache.
 constexpr std::uint64_t kLarge = std::uint64_t{1} << 20;
-// So much is written as soon as it is there.
-constexpr std::uint64_t kPiece = std::uint64_t{16} << 20;
 constexpr Algorithm kAlgorithm = Algorithm::Xxh3;
 
 // The checksums of each slice's chunks.
@@ -37,8 +35,7 @@ std::vector<std::vector<std::string>> checksums_of(const std::vector<SavedSlice>
 }  // namespace
 
 SavedFile write_slices(const std::string& folder, const std::string& name,
-                       std::vector<SavedSlice> slices, const void* data, std::uint64_t data_bytes,
-                       const std::function<void(std::uint64_t bytes)>& wait_for) {
+                       std::vector<SavedSlice> slices, const void* data, std::uint64_t data_bytes) {
   const std::string path = folder + "/" + name;
   const bool is_large = data_bytes >= kLarge;
   Header header;
@@ -52,21 +49,14 @@ SavedFile write_slices(const std::string& folder, const std::string& name,
   }
   const auto* const bytes = static_cast<const char*>(data);
   NewFile file(path, is_large);
-  // While this thread waits for the disk, and not while the program copies. Without a thread for
-  // it, get() computes them.
-  auto checksums = std::async(
-      is_large ? std::launch::async | std::launch::deferred : std::launch::deferred, [&] {
-        wait_for(data_bytes);
-        return checksums_of(slices, bytes);
-      });
+  // While this thread waits for the disk. Without a thread for it, get() computes them.
+  auto checksums =
+      std::async(is_large ? std::launch::async | std::launch::deferred : std::launch::deferred,
+                 [&] { return checksums_of(slices, bytes); });
   const at::Tensor aligned = paged_bytes(front.size());
   std::memcpy(aligned.mutable_data_ptr(), front.data(), front.size());
   file.append(static_cast<const char*>(aligned.const_data_ptr()), front.size());
-  for (std::uint64_t at = 0; at < data_bytes; at += kPiece) {
-    const std::uint64_t piece = std::min(kPiece, data_bytes - at);
-    wait_for(at + piece);
-    file.append(bytes + at, piece);
-  }
+  file.append(bytes, data_bytes);
   file.finish();
   auto all = checksums.get();
   for (std::size_t i = 0; i < slices.size(); ++i) slices[i].checksums = std::move(all[i]);

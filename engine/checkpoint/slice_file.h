@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include <weft/engine/checkpoint/manifest.h>
@@ -11,12 +10,9 @@
 namespace weft::checkpoint {
 
 // Writes a new file and returns when it is on the disk. `slices` are laid out, `data` has their
-// bytes once `wait_for` has returned; that blocks until so many of the first ones are there. Throws
-// Busy for a full disk, Caller for a file that cannot be made, and what `wait_for` throws.
-SavedFile write_slices(
-    const std::string& folder, const std::string& name, std::vector<SavedSlice> slices,
-    const void* data, std::uint64_t data_bytes,
-    const std::function<void(std::uint64_t bytes)>& wait_for = [](std::uint64_t) {});
+// bytes. Throws Busy for a full disk, Caller for a file that cannot be made.
+SavedFile write_slices(const std::string& folder, const std::string& name,
+                       std::vector<SavedSlice> slices, const void* data, std::uint64_t data_bytes);
 
 // The file as its own header describes it, without checksums. Throws Caller if it is damaged.
 SavedFile index_of(const std::string& folder, const std::string& name);

@@ -115,6 +115,20 @@ void read_file(const std::string& folder, std::span<const SliceRead> reads) {
   }
 }
 
+// Sorts the reads as they are in the files; returns those of each file.
+std::vector<std::span<const SliceRead>> by_file(std::vector<SliceRead>& reads) {
+  std::ranges::sort(reads, [](const SliceRead& a, const SliceRead& b) {
+    return a.file != b.file ? a.file < b.file : a.saved->slice.begin < b.saved->slice.begin;
+  });
+  std::vector<std::span<const SliceRead>> files;
+  for (std::size_t i = 0, first = 0; i < reads.size(); ++i) {
+    if (i + 1 < reads.size() && reads[i + 1].file == reads[i].file) continue;
+    files.emplace_back(&reads[first], i + 1 - first);
+    first = i + 1;
+  }
+  return files;
+}
+
 }  // namespace
 
 void add_reads(const SavedTensor& tensor, const at::Tensor& to, std::int64_t first, bool is_shared,
@@ -129,17 +143,25 @@ void add_reads(const SavedTensor& tensor, const at::Tensor& to, std::int64_t fir
 
 void read_slices(const std::string& folder, std::vector<SliceRead> reads, std::size_t begin) {
   const c10::AutoGradMode no_grad(false);
-  std::ranges::sort(reads, [](const SliceRead& a, const SliceRead& b) {
-    return a.file != b.file ? a.file < b.file : a.saved->slice.begin < b.saved->slice.begin;
-  });
-  std::vector<std::span<const SliceRead>> files;
-  for (std::size_t i = 0, first = 0; i < reads.size(); ++i) {
-    if (i + 1 < reads.size() && reads[i + 1].file == reads[i].file) continue;
-    files.emplace_back(&reads[first], i + 1 - first);
-    first = i + 1;
-  }
+  const auto files = by_file(reads);
   for (std::size_t i = 0; i < files.size(); ++i)
     read_file(folder, files[(begin + i) % files.size()]);
+}
+
+void check_slices(const std::string& folder, std::vector<SliceRead> reads,
+                  const std::function<bool(const SavedFile& file, std::uint64_t place)>& is_own) {
+  for (const auto& of_file : by_file(reads)) {
+    const SavedFile& saved = *of_file.front().file;
+    const ExistingFile file(folder + "/" + saved.name);
+    check_front(file, saved);
+    std::vector<Span> spans;
+    for (const SliceRead& one : of_file) add_spans(one, one.to, spans);
+    std::erase_if(spans, [&](const Span& span) {
+      return span.checksum == nullptr || !is_own(saved, span.begin);
+    });
+    for (Span& span : spans) span.last = span.first;  // nothing is wanted
+    read_spans(file, spans, saved.algorithm);
+  }
 }
 
 }  // namespace weft::checkpoint

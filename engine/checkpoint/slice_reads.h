@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -30,5 +31,11 @@ void add_reads(const SavedTensor& tensor, const at::Tensor& to, std::int64_t fir
 // their number): ranks that read the same files do not read the same one at the same time. Throws
 // Caller if a file is missing, or is not the one that was saved.
 void read_slices(const std::string& folder, std::vector<SliceRead> reads, std::size_t begin = 0);
+
+// Compares what read_slices() would read with its checksums, and writes nothing to `to`. `is_own`:
+// for the place in the file at which a chunk begins, false if another rank compares it. Throws as
+// read_slices() does.
+void check_slices(const std::string& folder, std::vector<SliceRead> reads,
+                  const std::function<bool(const SavedFile& file, std::uint64_t place)>& is_own);
 
 }  // namespace weft::checkpoint

@@ -20,7 +20,7 @@ constexpr std::uint64_t kLargeBlock = std::uint64_t{8} << 20;
 // Through the page cache, a block is compared with its checksum while the processor's caches have
 // it. So many bytes are announced to the system before they are read, in ranges of so many.
 constexpr std::uint64_t kSmallBlock = std::uint64_t{512} << 10;
-constexpr std::uint64_t kAhead = std::uint64_t{64} << 20;
+constexpr std::uint64_t kAhead = std::uint64_t{32} << 20;
 constexpr std::uint64_t kAnnounced = std::uint64_t{8} << 20;
 
 // The part of a span that is in one block.

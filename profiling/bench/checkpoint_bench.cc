@@ -7,8 +7,9 @@
 // All ranks have the whole model, as DistributedDataParallel keeps it, and each saves its half; in
 // the case "sharded" each rank has half of the model, and PyTorch's is under fully_shard. The first
 // save of a job makes memory for the copies, which later ones use again. A worker process measures
-// one round; workers and dd take turns. Files are on the disk (fsync) when a save has ended; before
-// a load the page cache is dropped for them.
+// one round; workers and dd take turns. Files are on the disk (fsync) when a save has ended; no
+// peer removes an older checkpoint in the measured time. Before a load the page cache is dropped
+// for the files.
 //
 //   --mib N      size of parameters and state, by default 1020 MiB
 //   --folder DIR on the disk to be measured, by default below the current folder
@@ -110,7 +111,7 @@ int work(const std::string& setting, std::int64_t mib, const std::string& folder
   for (int i = 0; i < 3; ++i) {
     group.barrier().wait();
     const double start = now();
-    saving = weft::checkpoint::save_async(folder, group, parts);
+    saving = weft::checkpoint::save_async(folder, group, parts, {.keep = 3});
     print(i == 0 ? "first stand-still" : "stand-still", now() - start);
     if (i < 2) {  // nothing else runs
       saving.wait();

@@ -57,6 +57,18 @@ TEST(Safetensors, HeaderComesBack) {
   }
 }
 
+TEST(Safetensors, SlicesThatFillBlocksBeginAtThem) {
+  std::vector<Slice> slices = {{"lr", c10::ScalarType::Double, {}, {}, 0, 0},
+                               {"half", c10::ScalarType::Half, {3, 2'048}, {0, 0}, 0, 0},
+                               {"odd", c10::ScalarType::Float, {1'025}, {0}, 0, 0},
+                               {"moment", c10::ScalarType::Float, {1'024, 2}, {0, 0}, 0, 0}};
+  EXPECT_EQ(lay_out(slices), 8 + 12'288 + 4'100 + 8'192);
+  for (const Slice& slice : slices) {
+    EXPECT_EQ(slice.begin % (slice.bytes % 4'096 == 0 ? 4'096 : c10::elementSize(slice.dtype)), 0)
+        << slice.name;
+  }
+}
+
 TEST(Safetensors, WrongHeadersAreRefused) {
   const auto in_braces = [](const std::string& text) { return "{" + text + "}"; };
   EXPECT_THAT(refused("", 0), HasSubstr("cannot be parsed"));
