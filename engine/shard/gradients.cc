@@ -196,16 +196,18 @@ class Packing {
     for (std::size_t rank = 0; rank + 1 < begins_.size(); ++rank)
       elements.push_back(begins_[rank + 1] - begins_[rank]);
     bucket_.output = at::empty({elements[static_cast<std::size_t>(rank_)]}, flat.options());
+    const at::Tensor lent = bucket_.lent.lend(bucket_.output);
+    bucket_.shown = unit_.offloads() ? lent : bucket_.output;
     const group::CalledBy by(called_by(unit_));
-    bucket_.work = group::reduce_scatter_rows(
-        unit_.group(), bucket_.lent.lend(bucket_.output), bucket_.lent.lend(flat), elements,
-        "gradients of unit '" + unit_.name() + "'", {0, unit_.number()});
+    bucket_.work =
+        group::reduce_scatter_rows(unit_.group(), lent, bucket_.lent.lend(flat), elements,
+                                   "gradients of unit '" + unit_.name() + "'", {0, unit_.number()});
   }
 
   void show_outputs(std::vector<at::Tensor>& outputs) const {
     std::int64_t offset = 0;
     for (const std::size_t slot : bucket_.slots) {
-      outputs[slot] = rows_in(bucket_.output, slot, rank_, offset);
+      outputs[slot] = rows_in(bucket_.shown, slot, rank_, offset);
       offset += outputs[slot].numel();
     }
   }

@@ -50,7 +50,8 @@ void HostCopy::wait() {
 }
 
 at::Tensor Offload::pinned(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {
-  return at::empty_strided(sizes, strides, at::TensorOptions(dtype).pinned_memory(true));
+  return at::empty_strided(sizes, strides,
+                           at::TensorOptions(dtype).device(at::kCPU).pinned_memory(true));
 }
 
 Offload::Streams& Offload::streams_of(c10::Device gpu) {
@@ -89,11 +90,13 @@ void Offload::wait_until_read() {
   for (const auto& read : reads) read->synchronize();
 }
 
-std::shared_ptr<HostCopy> Offload::take_out(const at::Tensor& from, at::ScalarType dtype,
+std::shared_ptr<HostCopy> Offload::take_out(at::Tensor from, at::ScalarType dtype,
                                             const Work& operation) {
   auto copy = std::make_shared<HostCopy>(from, dtype, operation, streams_for(from.device()).second);
   MutexLock lock(mutex_);
+  if (!copies_.empty()) copies_.back()->order();
   copies_.push_back(copy);
+  leaving_ = std::move(from);
   return copy;
 }
 
@@ -105,11 +108,15 @@ void Offload::wait() {
     copies.swap(copies_);
   }
   for (const auto& copy : copies) copy->wait();
+  MutexLock lock(mutex_);
+  if (copies_.empty()) leaving_.reset();
 }
 
 void Offload::forget() {
   MutexLock lock(mutex_);
+  if (!copies_.empty()) copies_.back()->order();
   copies_.clear();
+  leaving_.reset();
 }
 
 }  // namespace weft::shard

@@ -55,9 +55,9 @@ class Offload {
   // Blocks until the shards have been read that bring_in() has begun to read.
   void wait_until_read();
 
-  // Begins to copy what the operation gives. wait() waits for it.
-  std::shared_ptr<HostCopy> take_out(const at::Tensor& from, at::ScalarType dtype,
-                                     const Work& operation);
+  // Begins to copy what the operation gives. wait() waits for it. Makes the current stream wait for
+  // the copy before, and frees the source of that.
+  std::shared_ptr<HostCopy> take_out(at::Tensor from, at::ScalarType dtype, const Work& operation);
   // Blocks until shards have been read, and gradients have come. Throws an operation's error.
   void wait();
   // Drops what a failed backward has begun.
@@ -74,6 +74,7 @@ class Offload {
   Mutex mutex_;
   std::vector<Streams> streams_ WEFT_GUARDED_BY(mutex_);  // by GPU
   std::vector<std::shared_ptr<HostCopy>> copies_ WEFT_GUARDED_BY(mutex_);
+  at::Tensor leaving_ WEFT_GUARDED_BY(mutex_);  // the source of the last copy
 };
 
 }  // namespace weft::shard

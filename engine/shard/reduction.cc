@@ -28,9 +28,8 @@ void Reduction::wait_for_host() {
 void Reduction::finish(std::vector<at::Tensor>& gradients,
                        const std::vector<at::ScalarType>& dtypes) const {
   for (const Bucket& bucket : buckets) {
-    const std::int64_t count = bucket.output.numel();
-    auto number = count - static_cast<std::int64_t>(bucket.slots.size());
     const at::Tensor& values = bucket.on_host ? bucket.on_host->values() : bucket.output;
+    auto number = values.numel() - static_cast<std::int64_t>(bucket.slots.size());
     for (const std::size_t slot : bucket.slots) {
       const std::int64_t here = number++;
       const bool converts = gradients[slot].defined() && values.scalar_type() != dtypes[slot];
@@ -91,11 +90,12 @@ void ReductionOrder::advance_one(Reduction& reduction) {
     bucket.lent.end_behind(bucket.work, /*current_waits=*/true);
     if (replicas_) {
       const group::CalledBy by(reduction.called_by);
-      bucket.work = group::all_reduce(replicas_, bucket.lent.lend(bucket.output), ReduceOp::Sum,
-                                      {0, reduction.unit});
+      const at::Tensor values = reduction.offload ? bucket.output : bucket.lent.lend(bucket.output);
+      bucket.work = group::all_reduce(replicas_, values, ReduceOp::Sum, {0, reduction.unit});
     }
     if (reduction.offload) {
-      bucket.on_host = reduction.offload->take_out(bucket.output, bucket.kept_as, bucket.work);
+      bucket.on_host = reduction.offload->take_out(std::exchange(bucket.output, {}), bucket.kept_as,
+                                                   bucket.work);
     }
   }
 }

@@ -31,7 +31,9 @@ struct Reduction {
     at::ScalarType dtype = at::kFloat;
     std::vector<std::size_t> slots;  // positions in `parameters` of GradientReducer::reduce()
     at::Tensor output;               // this rank's rows, then for each slot how many ranks used it
-    Work work;                       // the last operation that has been started
+    // What the graph passes on: of shards in host memory, it has no memory any more.
+    at::Tensor shown = {};
+    Work work;                               // the last operation that has been started
     at::ScalarType kept_as = at::kFloat;     // the shards' dtype, if they have one
     Loan lent = {};                          // to `work`
     std::shared_ptr<HostCopy> on_host = {};  // of `output`, for shards in host memory

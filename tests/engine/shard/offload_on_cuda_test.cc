@@ -148,6 +148,30 @@ TEST_F(OffloadOnCuda, GradientsLeaveBesideTheKernelsOfBackward) {
   });
 }
 
+constexpr std::int64_t kManyRows = 1000;
+constexpr std::size_t kAverageBytes = (kManyRows + 1) * 4;  // half the rows, and a number
+
+// One that is averaged, one that has been, and one that leaves.
+TEST_F(OffloadOnCuda, GradientsOfThreeUnitsAreOnTheGpuAtMost) {
+  std::barrier meeting(2);
+  run([&](Rank& rank) {
+    const auto model = std::make_shared<Product>(rank.gpu, kManyRows);
+    Sharded sharded = offloaded(model, rank);
+    for (int i = 0; i < 2; ++i) step(sharded, rank, kManyRows);
+    rank.drain();
+    meeting.arrive_and_wait();
+    if (rank.number() == 0) memory_->forget_most();
+    meeting.arrive_and_wait();
+    for (const float first : {2.0F, 3.0F}) {
+      set_weights(*model, first);
+      step(sharded, rank, kManyRows);
+      expect_gradients(*model, first);
+    }
+    EXPECT_EQ(memory_->most(rank.gpu, kAverageBytes), 3);
+  });
+  EXPECT_EQ(torch_->recorded_uses(), 0);
+}
+
 TEST_F(OffloadOnCuda, AnotherBackwardAddsToTheGradients) {
   run([&](Rank& rank) {
     const auto model = std::make_shared<Product>(rank.gpu);

@@ -138,7 +138,7 @@ std::int64_t in_use(bool most) {
 // The most memory is in use while the gradients of the second unit are packed: its whole gradients
 // and their packed form, the packed form of the unit before, whose average is still under way, the
 // first unit, gathered ahead; and this rank's rows of the gradients of all units but the first.
-// With offload these rows leave, and two are on the GPU at most; the shards are not there.
+// With offload these rows leave: those of two units are on the GPU then, and no shards.
 TEST(ShardedGpu, TheAllocatorsPeakIsTheComputedOne) {
   SKIP_WITHOUT_GPU();
   run_on_gpu([](ProcessGroup& group) {
