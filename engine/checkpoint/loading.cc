@@ -47,8 +47,7 @@ constexpr std::uint64_t kStripe = 16 << 20;
 class Load {
  public:
   // `rank`, of `ranks` that load. `device`: for tensors that have no memory yet.
-  Load(const std::string& folder, const Manifest& manifest, int rank, int ranks,
-       c10::Device device)
+  Load(const std::string& folder, const Manifest& manifest, int rank, int ranks, c10::Device device)
       : folder_(folder),
         manifest_(manifest),
         tensors_(tensors_of(manifest)),
@@ -103,13 +102,12 @@ class Load {
     const bool has_other_rows = Contents::is_per_rank(part) && manifest_.ranks > 0 &&
                                 manifest_.ranks != ranks_ && has_shards(part);
     if (!has_other_rows) return;
-    throw Error(Blame::Caller,
-                "part '" + part.name() +
-                    "' is per_rank() and belongs to a sharded model, whose rows " +
-                    std::to_string(manifest_.ranks) + " ranks have saved and " +
-                    std::to_string(ranks_) +
-                    " load, where each has others; save the part without per_rank(), then any "
-                    "number of ranks loads it");
+    throw Error(
+        Blame::Caller,
+        "part '" + part.name() + "' is per_rank() and belongs to a sharded model, whose rows " +
+            std::to_string(manifest_.ranks) + " ranks have saved and " + std::to_string(ranks_) +
+            " load, where each has others; save the part without per_rank(), then any "
+            "number of ranks loads it");
   }
 
   // Throws Caller if the checkpoint does not have the part, or another kind of it.
@@ -179,8 +177,7 @@ class Load {
     if (ranks_ == 1 || Contents::is_per_rank(part) || !has_tensors) return places;
     std::vector<Value> values;
     // A part that cannot be saved has values without places.
-    const auto failure =
-        group::error_of([&] { values = values_of(part, rank_, ranks_); });
+    const auto failure = group::error_of([&] { values = values_of(part, rank_, ranks_); });
     if (failure) return places;
     for (const Value& value : values) {
       if (value.kind.empty() || value.kind == kRequiresGrad) places[value.name] = value.tensor;
@@ -198,8 +195,8 @@ class Load {
                         c10::ScalarType dtype) const {
     at::Tensor memory;
     if (group::error_of([&] { memory = paged_tensor(sizes, dtype); })) {
-      throw Error(Blame::Busy, "rank " + std::to_string(rank_) + " has no memory for '" +
-                                   name + "' of the checkpoint");
+      throw Error(Blame::Busy, "rank " + std::to_string(rank_) + " has no memory for '" + name +
+                                   "' of the checkpoint");
     }
     return memory;
   }
