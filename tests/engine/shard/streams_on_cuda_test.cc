@@ -7,6 +7,8 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
+#include <weft/profiling/trace/flight_recorder.h>
+
 #include "on_fake_gpu.h"
 
 namespace weft {
