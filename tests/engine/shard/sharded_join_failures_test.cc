@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// weft::join of sharded models: what ends it, and what it refuses.
+#include <csignal>
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+
+#include <weft/tests/harness/ranks.h>
+
+#include "joined_models.h"
+
+namespace weft::testing::joined {
+namespace {
+
+using harness::As;
+using harness::error_of;
+using harness::run_ranks;
+using ::testing::HasSubstr;
+using torch::optim::AdamW;
+using torch::optim::AdamWOptions;
+
+TEST(ShardedJoinFailures, OfOneRankAreToldToAll) {
+  for (const int failing : {0, 2}) {
+    run_ranks(As::Threads, 3, [&](ProcessGroup& group) {
+      auto model = blocks(2);
+      FullyShardedDataParallel sharded(model, group);
+      AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+      const auto run = [&] {
+        join(sharded, optimizer, [&] {
+          for (int step = 0; step < (group.rank() == 1 ? 1 : 5); ++step) {
+            if (group.rank() == failing && step == 2) throw std::out_of_range("no such batch");
+            optimizer.zero_grad();
+            sharded(inputs(step, group.rank())).square().mean().backward();
+            optimizer.step();
+          }
+        });
+      };
+      if (group.rank() == failing) {
+        EXPECT_THROW(run(), std::out_of_range);
+        return;
+      }
+      const Error error = error_of(run);
+      EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
+      EXPECT_THAT(error.text(), HasSubstr("an exception ended the steps of rank " +
+                                          std::to_string(failing) + ": no such batch"));
+    });
+  }
+}
+
+TEST(ShardedJoinFailures, ADeadRankIsNamedToThoseThatHaveRunOut) {
+  harness::Processes processes(3, [](int rank) {
+    ProcessGroup group = init_process_group({.backend = "weft"});
+    auto model = blocks(2);
+    FullyShardedDataParallel sharded(model, group);
+    AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+    const Error error = error_of([&] {
+      join(sharded, optimizer, [&] {
+        for (int step = 0; step < (rank == 0 ? 1 : 5); ++step) {
+          const auto loss = sharded(inputs(step, rank)).square().mean();
+          if (rank == 1 && step == 2) ::raise(SIGKILL);
+          loss.backward();
+        }
+      });
+    });
+    EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+    EXPECT_EQ(error.ranks(), std::vector<int>{1});
+  });
+  processes.expect_success({1});
+}
+
+TEST(ShardedJoinFailures, ThrowOnEarlyTerminationLeavesTheGroupUsable) {
+  run_ranks(As::Threads, 3, [](ProcessGroup& group) {
+    auto model = blocks(2);
+    FullyShardedDataParallel sharded(model, group);
+    AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+    const Error error = error_of([&] {
+      join(sharded, optimizer,
+           [&] { train(sharded, *model, optimizer, group.rank(), group.rank() == 1 ? 2 : 4); },
+           {.throw_on_early_termination = true});
+    });
+    EXPECT_THAT(error.text(), HasSubstr("ran out of inputs"));
+    train(sharded, *model, optimizer, group.rank(), 1);
+  });
+}
+
+TEST(ShardedJoinRefusals, NameTheRemedy) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto model = blocks(1), other = blocks(1);
+    AdamW before(model->parameters(), AdamWOptions(0.01));
+    FullyShardedDataParallel sharded(model, group);
+    DistributedDataParallel ddp(other, group);
+    AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+    torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1));
+    torch::optim::LBFGS lbfgs(model->parameters());
+    const auto refused = [&](torch::optim::Optimizer& given, const std::function<void()>& steps,
+                             const std::string& text) {
+      const Error error = error_of([&] { join(sharded, given, steps); });
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+      EXPECT_THAT(error.text(), HasSubstr(text));
+    };
+    refused(
+        before, [] { FAIL(); }, "a parameter that is no shard of this model");
+    refused(
+        lbfgs, [] { FAIL(); }, "is LBFGS");
+    refused(
+        group.rank() == 0 ? static_cast<torch::optim::Optimizer&>(sgd) : optimizer, [] { FAIL(); },
+        "the ranks give different optimizers");
+    EXPECT_THAT(error_of([&] {
+                  join({&ddp, &sharded}, [] { FAIL(); });
+                }).text(),
+                HasSubstr("join it alone, with its optimizers"));
+    EXPECT_THAT(error_of([&] { join(sharded, {nullptr}, [] { FAIL(); }); }).text(),
+                HasSubstr("null pointer"));
+    join(sharded, {&optimizer}, [&] { train(sharded, *model, optimizer, group.rank(), 1); });
+  });
+}
+
+TEST(ShardedJoinRefusals, OfWhatOnlySomeRanksWouldCall) {
+  const auto refused = [](const auto& call, const std::string& text) {
+    run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
+      auto model = blocks(1);
+      FullyShardedDataParallel sharded(model, group);
+      AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+      GradScaler scaler;
+      const Error error = error_of([&] {
+        join(sharded, optimizer, [&] {
+          sharded(inputs(0, 0)).sum().backward();
+          call(model, optimizer, scaler);
+        });
+      });
+      EXPECT_THAT(error.text(), HasSubstr(text));
+    });
+  };
+  refused([](auto& model, auto&, auto&) { const FullParameters full(*model); },
+          "FullParameters inside of weft::join");
+  refused(
+      [](auto&, auto& optimizer, auto& scaler) {
+        scaler.scale(torch::ones({}));
+        scaler.step(optimizer);
+      },
+      "leave out the GradScaler");
+  refused([](auto& model, auto&, auto&) { clip_grad_norm_(*model->ptr(0), 1); },
+          "can clip the whole model only");
+}
+
+}  // namespace
+}  // namespace weft::testing::joined
