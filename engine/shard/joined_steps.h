@@ -7,6 +7,9 @@
 //
 // join() owns it, on each rank for one call. Thread-safe where it says so; else the thread that
 // runs the join. mirror_step() blocks until the other ranks' step has ended.
+//
+// It has 27 functions, because each thing that a step does has one that tells it and one that
+// repeats it.
 #pragma once
 
 #include <cstddef>

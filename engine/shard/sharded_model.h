@@ -6,6 +6,9 @@
 // The FullyShardedDataParallel owns it; units and nodes of libtorch's graph refer to it weakly.
 // Thread-safe: libtorch runs backward on threads of its own. use() and take_gradients() block until
 // a gather or a reduction has ended (CPU), or make the current stream wait for it (CUDA).
+//
+// It has 27 functions and 16 members, because forwards, backwards, joins and captures all decide
+// under one lock which units are gathered.
 #pragma once
 
 #include <atomic>
