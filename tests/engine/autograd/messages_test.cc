@@ -42,7 +42,8 @@ class Requests final : public trace::Observer {
   }
 
  private:
-  void begun(trace::Kind kind, const char* name, std::uint64_t) noexcept override {
+  void begun(const trace::Member&, trace::Kind kind, const char* name,
+             std::uint64_t) noexcept override {
     if (kind != trace::Kind::Served || is_of_the_test(name)) return;
     std::lock_guard lock(mutex_);
     ++seen_[short_name(name)];
