@@ -44,6 +44,13 @@ void require_capturable(const std::vector<std::shared_ptr<Unit>>& units, bool is
                 "device");
 }
 
+void require_averaging(bool averages) {
+  if (averages) return;
+  throw refused("a step with no_sync()",
+                "a launch would add to gradients that another launch, or a step outside of the "
+                "graph, has kept; average gradients in each captured step");
+}
+
 void require_captured_alike(bool is_forward, bool is_backward) {
   if (is_forward == is_backward) return;
   throw Error(Blame::Caller,

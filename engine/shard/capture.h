@@ -15,6 +15,9 @@ namespace weft::shard {
 // True if the current stream of the unit's device is being captured.
 bool is_capturing(const Unit& unit);
 
+// Throws Caller unless the captured step averages its own gradients only.
+void require_averaging(bool averages);
+
 // Throws Caller unless a forward of these units can be captured now. `is_recorded`: the order in
 // which its pass, and the backward behind it, use the units.
 void require_capturable(const std::vector<std::shared_ptr<Unit>>& units, bool is_recorded);

@@ -223,8 +223,10 @@ ShardedRoot::Forward::Forward(ShardedRoot& root) : root_(root) {
   const bool is_joined = root_.join_scope_ != nullptr;
   if (!is_joined && parallel::detail::JoinScope::is_on_this_thread()) throw refused_join();
   const auto& model = root_.state_->model;
-  if (is_joined && !model->is_in_forward())
+  if (is_joined && !model->is_in_forward()) {
+    root_.state_->joined->check_forward();
     root_.join_scope_->announce_step(root_, root_.is_synchronizing());
+  }
   model->begin_forward(c10::GradMode::is_enabled(), is_joined ? root_.join_scope_->divisor() : 0);
 }
 
@@ -300,6 +302,7 @@ void join(shard::ShardedRoot& model, const std::vector<torch::optim::Optimizer*>
   group::agree(group, group::error_of([&] {
                  if (optimizers.empty())
                    throw Error(Blame::Caller, "join: no optimizer of the sharded model is given");
+                 model.state_->model->require_nothing_kept();
                  joining.joined = std::make_unique<shard::JoinedSteps>(
                      model.state_->module, model.state_->model, group, optimizers);
                }));

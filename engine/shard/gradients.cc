@@ -301,11 +301,23 @@ void detach_nodes(Unit& unit) {
 GradientReducer::GradientReducer(const std::vector<std::shared_ptr<Unit>>& units)
     : kept_(units.size()), order_(ReductionOrder::over(units.front()->ranks().replicas)) {}
 
+void require_dense(const Unit& unit, const std::vector<std::size_t>& parameters,
+                   const std::vector<at::Tensor>& gradients) {
+  for (std::size_t slot = 0; slot < parameters.size(); ++slot) {
+    if (!gradients[slot].defined() || gradients[slot].layout() == at::kStrided) continue;
+    throw Error(Blame::Caller, "the gradient of parameter '" +
+                                   unit.parameters()[parameters[slot]].name +
+                                   "' is sparse, and sharded parameters take dense gradients "
+                                   "only; use torch::nn::Embedding without sparse(true)");
+  }
+}
+
 std::shared_ptr<Reduction> GradientReducer::reduce(const Unit& unit,
                                                    const std::vector<std::size_t>& parameters,
                                                    std::vector<at::Tensor> gradients,
                                                    std::vector<at::Tensor>& outputs) {
   kept_.take(unit, parameters, gradients);
+  require_dense(unit, parameters, gradients);
   auto reduction = std::make_shared<Reduction>();
   reduction->order = order_;
   reduction->unit = unit.number();
@@ -313,11 +325,6 @@ std::shared_ptr<Reduction> GradientReducer::reduce(const Unit& unit,
   reduction->called_by = called_by(unit);
   for (std::size_t slot = 0; slot < parameters.size(); ++slot) {
     const UnitParameter& parameter = unit.parameters()[parameters[slot]];
-    if (gradients[slot].defined() && gradients[slot].layout() != at::kStrided) {
-      throw Error(Blame::Caller, "the gradient of parameter '" + parameter.name +
-                                     "' is sparse, and sharded parameters take dense gradients "
-                                     "only; use torch::nn::Embedding without sparse(true)");
-    }
     reduction->came.push_back(gradients[slot].defined());
     const at::ScalarType dtype = reduced_in(unit, parameter);
     auto bucket = std::ranges::find(reduction->buckets, dtype, &Reduction::Bucket::dtype);

@@ -34,6 +34,10 @@ void attach_nodes(Unit& unit, const std::vector<at::Tensor>& shards, std::uint64
 // The whole parameters require no gradient until attach_nodes().
 void detach_nodes(Unit& unit);
 
+// Throws Caller, naming the parameter, for a gradient that is not dense.
+void require_dense(const Unit& unit, const std::vector<std::size_t>& parameters,
+                   const std::vector<at::Tensor>& gradients);
+
 class GradientReducer {
  public:
   explicit GradientReducer(const std::vector<std::shared_ptr<Unit>>& units);

@@ -7,16 +7,20 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include <weft/base/error.h>
+#include <weft/base/log.h>
 #include <weft/engine/ddp/join.h>
 #include <weft/engine/group/access.h>
 #include <weft/engine/group/called_by.h>
+#include <weft/engine/shard/capture.h>
 #include <weft/engine/shard/joined_steps.h>
+#include <weft/engine/tensor/shard_mark.h>
 
 namespace weft::shard {
 
@@ -89,12 +93,15 @@ std::string JoinedSteps::description() const {
   return text;
 }
 
-void JoinedSteps::note_cleared() {
+bool JoinedSteps::note_cleared() {
+  bool is_any = false;
   for (const auto& optimizer : optimizers_) {
     if (!optimizer->has_cleared()) continue;
+    is_any = true;
     for (const auto& [unit, place] : optimizer->parameters())
       since_[unit->index][place].cleared = true;
   }
+  return is_any;
 }
 
 // Sets the parameter's bit among those that are trained, dropped or zeroed. Returns false if it has
@@ -103,7 +110,7 @@ bool JoinedSteps::put_cleared(const Unit& unit, std::size_t parameter, const at:
                               Message& message) const {
   const Since& since = since_[unit.index][parameter];
   const at::Tensor& gradient = shard.grad();
-  if (!gradient.defined()) {
+  if (!gradient.defined() || is_stand_in(gradient)) {
     set_bit(bits(message) + words_, parameter);
     return true;
   }
@@ -152,7 +159,8 @@ void JoinedSteps::end_step() {
 void JoinedSteps::gathers(const Unit& unit) { tell(message(kGather, unit.index)); }
 
 void JoinedSteps::reduces(const Unit& unit, const std::vector<std::size_t>& parameters) {
-  note_cleared();
+  // Before the ranks that have run out clear, they add what was reduced before.
+  if (note_cleared()) reduces_first_ = !told_.empty();
   if (std::exchange(reduces_first_, false)) tell_cleared();
   Message reduce = message(kReduce, unit.index);
   const std::vector<at::Tensor> shards = unit.shards();
@@ -213,6 +221,9 @@ void JoinedSteps::mirror_step(int leader, int divisor) {
   const c10::AutoGradMode no_grad(false);
   {
     MutexLock lock(model_->mutex_);
+    model_->drop_failed();
+    model_->reducer_.forget();
+    model_->units_.front()->offload->forget();
     model_->kept_.assign(model_->units_.size(), false);
     model_->present_.clear();
     model_->free_unless({});
@@ -236,6 +247,12 @@ void JoinedSteps::mirror_step(int leader, int divisor) {
 void JoinedSteps::end() {
   MutexLock lock(model_->mutex_);
   model_->orders_.forward = model_->orders_.evaluation = model_->orders_.backward = {};
+  // The ranks ran out at different steps, so they keep different gradients.
+  if (!model_->reducer_.kept().has_any()) return;
+  model_->reducer_.kept().drop_all();
+  log::warn(
+      "join: the last steps were inside no_sync(), and no backward has averaged what they kept; "
+      "these gradients are dropped on all ranks");
 }
 
 void JoinedSteps::abort(const std::string& why) {
@@ -339,15 +356,36 @@ void JoinedSteps::mirror_clear(const std::vector<at::Tensor>& shards, Message& t
 }
 
 void JoinedSteps::finish_reductions() {
+  torch::autograd::edge_list edges;
+  std::vector<at::Tensor> gradients;
   for (Mirrored& mirrored : std::exchange(mirrored_, {})) {
     mirrored.reduction->wait();
     std::vector<at::ScalarType> dtypes;
     for (const at::Tensor& shard : mirrored.shards) dtypes.push_back(shard.scalar_type());
     mirrored.reduction->finish(mirrored.gradients, dtypes);
-    for (std::size_t i = 0; i < mirrored.shards.size(); ++i)
-      (*torch::autograd::impl::grad_accumulator(mirrored.shards[i]))(
-          {std::move(mirrored.gradients[i])});
+    mirrored.reduction->wait_for_host();
+    for (std::size_t i = 0; i < mirrored.shards.size(); ++i) {
+      if (!mirrored.gradients[i].defined()) continue;
+      edges.push_back(torch::autograd::impl::gradient_edge(mirrored.shards[i]));
+      gradients.push_back(std::move(mirrored.gradients[i]));
+    }
   }
+  // The engine calls the hooks of the shards too.
+  if (!edges.empty()) {
+    torch::autograd::Engine::get_default_engine().execute(
+        edges, gradients, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
+  }
+  model_->units_.front()->offload->wait();
+}
+
+void JoinedSteps::check_forward() const {
+  if (is_capturing(*model_->units_.front())) {
+    throw Error(Blame::Caller,
+                "join: a step of a sharded model cannot be captured into a CUDA graph inside of "
+                "join(), because launches of the graph tell ranks that have run out nothing");
+  }
+  MutexLock lock(model_->mutex_);
+  model_->require_no_failed_backward();
 }
 
 }  // namespace weft::shard

@@ -8,7 +8,7 @@
 // join() owns it, on each rank for one call. Thread-safe where it says so; else the thread that
 // runs the join. mirror_step() blocks until the other ranks' step has ended.
 //
-// It has 27 functions, because each thing that a step does has one that tells it and one that
+// It has 28 functions, because each thing that a step does has one that tells it and one that
 // repeats it.
 #pragma once
 
@@ -62,6 +62,8 @@ class JoinedSteps {
   void end_step();
   // Called before the operation begins, under the model's mutex, on any thread. `parameters`: those
   // of the unit that are trained.
+  // Before a forward of this rank. Throws Caller in a capture, and after a failed backward.
+  void check_forward() const;
   void gathers(const Unit& unit);
   void reduces(const Unit& unit, const std::vector<std::size_t>& parameters);
   // See before_clip().
@@ -88,7 +90,8 @@ class JoinedSteps {
   };
   // Numbers of one length: a kind, which unit or optimizer, bits, and the bytes of doubles.
   using Message = std::vector<std::int64_t>;
-  void note_cleared();
+  // True if an optimizer has cleared gradients.
+  bool note_cleared();
   bool put_cleared(const Unit& unit, std::size_t parameter, const at::Tensor& shard,
                    Message& message) const;
   void tell_cleared() const;

@@ -112,6 +112,7 @@ void ShardedModel::begin_pass(bool trains) {
   const bool is_captured = is_capturing(*units_.front());
   if (is_captured) {
     require_capturable(units_, order.is_recorded() && (!trains || orders_.backward.is_recorded()));
+    if (trains) require_averaging(synchronizes_ && !reducer_.kept().has_any());
   }
   if (trains) {
     drop_failed();
@@ -299,6 +300,7 @@ std::shared_ptr<Reduction> ShardedModel::take_gradients(Unit& unit,
   }
   if (captured_) require_gradients(unit, parameters, gradients);
   average_rest_later();
+  require_dense(unit, parameters, gradients);
   if (joined_ != nullptr) joined_->reduces(unit, parameters);
   return reducer_.reduce(unit, parameters, std::move(gradients), outputs);
 }
@@ -308,8 +310,25 @@ void ShardedModel::begin_backward() {
   const int task = torch::autograd::get_current_graph_task_id();
   if (std::exchange(backwards_.last, task) == task) return;
   if (backwards_.averages && !backwards_.running.expired()) return;  // it runs inside of that one
+  if (joined_ != nullptr) require_no_failed_backward();
   drop_failed();
   reducer_.kept().drop_zeroed();
+}
+
+void ShardedModel::require_no_failed_backward() const {
+  if (!backwards_.averages || !backwards_.running.expired()) return;
+  throw Error(Blame::Caller,
+              "join: a backward of this rank has failed, of which the ranks that have run out have "
+              "done a part; let the exception end the steps, which ends the join on all ranks");
+}
+
+void ShardedModel::require_nothing_kept() {
+  MutexLock lock(mutex_);
+  reducer_.kept().drop_zeroed();
+  if (!reducer_.kept().has_any()) return;
+  throw Error(Blame::Caller,
+              "join: the model keeps gradients of an earlier no_sync(); average them by a backward "
+              "outside of no_sync(), or drop them by zero_grad(), before the join");
 }
 
 // Part of the gradients are averaged and part of them are not, and no later backward knows which.

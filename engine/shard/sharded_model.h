@@ -7,7 +7,7 @@
 // Thread-safe: libtorch runs backward on threads of its own. use() and take_gradients() block until
 // a gather or a reduction has ended (CPU), or make the current stream wait for it (CUDA).
 //
-// It has 27 functions and 16 members, because forwards, backwards, joins and captures all decide
+// It has 29 functions and 16 members, because forwards, backwards, joins and captures all decide
 // under one lock which units are gathered.
 #pragma once
 
@@ -63,6 +63,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
                                             bool synchronizes, std::vector<at::Tensor> gradients,
                                             std::vector<at::Tensor>& outputs);
 
+  // Before weft::join: throws Caller if no_sync() has kept gradients.
+  void require_nothing_kept();
+
   static Error refused_context();
 
   struct Statistics {
@@ -77,6 +80,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void begin_pass(bool trains) WEFT_REQUIRES(mutex_);
   // Called by each unit's node of a backward.
   void begin_backward() WEFT_REQUIRES(mutex_);
+  // Inside of weft::join: throws Caller if the last averaging backward has failed.
+  void require_no_failed_backward() const WEFT_REQUIRES(mutex_);
   // Drops what a failed backward has begun.
   void drop_failed() WEFT_REQUIRES(mutex_);
   void use(const std::vector<Belongs>& used);

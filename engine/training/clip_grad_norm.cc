@@ -148,9 +148,9 @@ at::Tensor clip_grad_norm_(const torch::nn::Module& model, double max_norm, doub
                                    "; it must be positive, or infinity for the largest value");
   }
   const c10::NoGradGuard no_grad;
+  const std::vector<Part> parts = parts_of(model);
   shard::before_clip(model, max_norm, norm_type, static_cast<bool>(over));
   const group::CalledBy by("clip_grad_norm_");
-  const std::vector<Part> parts = parts_of(model);
   const at::Tensor total = total_norm(parts, norm_type, over);
   // A factor of 1 in place of a condition: the host does not wait for a GPU.
   scale(all_of(parts), (max_norm / (total + 1e-6)).clamp_max(1.0));

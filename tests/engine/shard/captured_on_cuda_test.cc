@@ -177,6 +177,26 @@ TEST_F(CapturedOnCuda, OffloadIsRefused) {
       "cpu:gloo,cuda:nccl");
 }
 
+TEST_F(CapturedOnCuda, NoSyncIsRefused) {
+  run(
+      [&](Rank& rank) {
+        const auto model = std::make_shared<Product>(rank.gpu);
+        Sharded sharded(model, rank.group);
+        for (int i = 0; i < 2; ++i) step(sharded, rank);
+        const at::Tensor x = rank.filled(1);
+        rank.drain();
+        {
+          const auto quiet = sharded.no_sync();
+          EXPECT_SAYS(refused(rank, [&] { sharded(x); }),
+                      "average gradients in each captured step");
+        }
+        step(sharded, rank);
+        rank.drain();
+        expect_gradients(*model, 2);
+      },
+      "cpu:gloo,cuda:nccl");
+}
+
 TEST_F(CapturedOnCuda, AHalfStepIsRefused) {
   run(
       [&](Rank& rank) {

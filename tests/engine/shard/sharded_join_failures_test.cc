@@ -74,6 +74,73 @@ TEST(ShardedJoinFailures, ADeadRankIsNamedToThoseThatHaveRunOut) {
   processes.expect_success({1});
 }
 
+TEST(ShardedJoinFailures, GradientsThatNoSyncKeepsAreRefusedBeforeIt) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto model = blocks(2);
+    FullyShardedDataParallel sharded(model, group);
+    AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+    {
+      const auto quiet = sharded.no_sync();
+      sharded(inputs(0, group.rank())).square().mean().backward();
+    }
+    const Error error = error_of([&] { join(sharded, optimizer, [] {}); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("keeps gradients of an earlier no_sync()"));
+    optimizer.zero_grad();
+    join(sharded, optimizer, [] {});
+  });
+}
+
+TEST(ShardedJoinFailures, WhatNoSyncKeepsAtItsEndIsDroppedOnAllRanks) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto model = blocks(2);
+    FullyShardedDataParallel sharded(model, group);
+    AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+    join(sharded, optimizer, [&] { train(sharded, *model, optimizer, group.rank(), 3, 4); });
+    join(sharded, optimizer,
+         [&] { train(sharded, *model, optimizer, group.rank(), group.rank() == 0 ? 3 : 2, 2); });
+    join(sharded, optimizer, [] {});  // nothing is kept
+  });
+}
+
+TEST(ShardedJoinFailures, AFailedBackwardEndsTheSteps) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto model = blocks(2);
+    FullyShardedDataParallel sharded(model, group);
+    AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+    const Error error = error_of([&] {
+      join(sharded, optimizer, [&] {
+        if (group.rank() == 1) return;
+        torch::Tensor x = inputs(0, 0).requires_grad_();
+        x.register_hook([](const torch::Tensor&) -> torch::Tensor {
+          throw std::runtime_error("a hook that fails");
+        });
+        const auto loss = sharded(x).square().mean();
+        EXPECT_THROW(loss.backward(), std::runtime_error);
+        sharded(inputs(1, 0));
+      });
+    });
+    EXPECT_EQ(error.blame(), group.rank() == 0 ? Blame::Caller : Blame::Cancelled) << error.what();
+    EXPECT_THAT(error.text(), HasSubstr("a backward of this rank has failed"));
+  });
+}
+
+TEST(ShardedJoinFailures, HooksOfShardsAreCalledOnRanksThatHaveRunOut) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto model = blocks(2);
+    FullyShardedDataParallel sharded(model, group);
+    AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+    int calls = 0;
+    model->parameters()[0].register_hook([&](const torch::Tensor& gradient) {
+      ++calls;
+      return gradient;
+    });
+    join(sharded, optimizer,
+         [&] { train(sharded, *model, optimizer, group.rank(), group.rank() == 0 ? 2 : 0); });
+    EXPECT_EQ(calls, 2);
+  });
+}
+
 TEST(ShardedJoinFailures, ThrowOnEarlyTerminationLeavesTheGroupUsable) {
   run_ranks(As::Threads, 3, [](ProcessGroup& group) {
     auto model = blocks(2);
