@@ -420,7 +420,8 @@ WEFT_API bool exists(const std::string& path, ProcessGroup group);
 // All or nothing: names, shapes and dtypes are compared on every rank before anything changes.
 // Throws Caller on all ranks, with the difference, if the parts do not fit on one rank, and if it
 // is not a checkpoint or is damaged. An optimizer loses the state of parameters for which the
-// checkpoint has none; its load() is called twice.
+// checkpoint has none; its load() is called twice. Values that all ranks need are read last, to the
+// memory of the parts: if the disk fails then, the error says that some of them have changed.
 WEFT_API void load(const std::string& path, ProcessGroup group, const std::vector<Part>& parts);
 
 }  // namespace weft::checkpoint

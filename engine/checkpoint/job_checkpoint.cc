@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <functional>
 #include <future>
 #include <iterator>
 #include <map>
@@ -16,6 +18,7 @@
 #include <weft/engine/checkpoint/job_checkpoint.h>
 #include <weft/engine/checkpoint/loading.h>
 #include <weft/engine/checkpoint/part_contents.h>
+#include <weft/engine/checkpoint/part_rows.h>
 #include <weft/engine/checkpoint/part_values.h>
 #include <weft/engine/checkpoint/save_arguments.h>
 #include <weft/engine/checkpoint/saving_thread.h>
@@ -75,6 +78,12 @@ void refuse_spread(const Part& part) {
   }
 }
 
+Error spread_model() {
+  return {Blame::Caller,
+          "a sharded model is spread over the ranks of a group, which save and load it together: "
+          "checkpoint::save_async(folder, group, parts)"};
+}
+
 std::vector<Value> values_here(const std::vector<Part>& parts) {
   std::vector<Value> values;
   for (const Part& part : parts) {
@@ -83,11 +92,7 @@ std::vector<Value> values_here(const std::vector<Part>& parts) {
       auto own = values_of(part, 0, 1);
       const bool is_spread =
           std::ranges::any_of(own, [](const Value& value) { return value.rows.has_value(); });
-      if (is_spread) {
-        throw Error(Blame::Caller,
-                    "a sharded model is spread over the ranks of a group, which save and load it "
-                    "together: checkpoint::save_async(folder, group, parts)");
-      }
+      if (is_spread) throw spread_model();
       std::move(own.begin(), own.end(), std::back_inserter(values));
     });
     if (failure)
@@ -131,6 +136,8 @@ Answer stage_save(OwnedParts parts, std::string folder) {
 // Writes what was copied; the text of the answer is this file's part of the manifest.
 Answer write_staged(RRef<SharedStaged> staged, std::string folder, std::string file) {
   return answer([&](Answer& made) {
+    if (file.find('/') != std::string::npos)
+      throw Error(Blame::Protocol, "a caller names a file outside of the checkpoint");
     Staged& here = *staged.local_value();
     made.text = encode(write_slices(folder, file, std::move(here.share.slices),
                                     here.memory.const_data_ptr(), here.share.bytes));
@@ -146,7 +153,10 @@ Answer stage_load(OwnedParts parts, std::string folder, std::string manifest, in
     const std::vector<Part> own = parts_of(parts);
     check_names(own);
     for (const Part& part : own) {
-      const auto failure = error_of([&] { refuse_spread(part); });
+      const auto failure = error_of([&] {
+        refuse_spread(part);
+        if (has_shards(part)) throw spread_model();
+      });
       if (failure) throw failure->within("part '" + part.name() + "'");
     }
     Manifest read = parse_manifest(manifest);
@@ -182,18 +192,32 @@ struct Owner {
   Answer staged;
 };
 
-using Asked = std::vector<Future<Answer>>;
+// Where to call an owner. Calls to this worker itself have no limit: they use the caller's parts,
+// which must not be used any more once save_async() or load() has ended.
+rpc::Destination destination_of(const Owner& owner, const rpc::Agent& agent) {
+  const rpc::Destination destination(owner.worker);
+  const bool is_self = owner.worker.rank == agent.self().rank;
+  return is_self ? destination.timeout(std::chrono::milliseconds(0)) : destination;
+}
 
-// Waits for all owners. Throws what one says, or the loss of one, naming it.
-std::vector<Answer> answers_of(const std::vector<Owner>& owners, const Asked& asked) {
-  std::vector<Answer> answers;
+// Asks all owners, also behind one that cannot be asked, and waits for them. Throws what one says,
+// or the loss of one, naming it.
+std::vector<Answer> ask(const std::vector<Owner>& owners,
+                        const std::function<Future<Answer>(const Owner&, std::size_t)>& call) {
+  std::vector<std::optional<Future<Answer>>> asked(owners.size());
+  std::vector<std::optional<Error>> failures;
+  for (std::size_t i = 0; i < owners.size(); ++i)
+    failures.push_back(error_of([&] { asked[i] = call(owners[i], i); }));
+  std::vector<Answer> answers(owners.size());
   std::optional<Error> failure;
   for (std::size_t i = 0; i < owners.size(); ++i) {
-    const auto one = error_of([&] {
-      answers.push_back(asked[i].get());
-      if (answers.back().blame >= 0)
-        throw Error(blame_from(answers.back().blame), answers.back().text);
-    });
+    auto one = failures[i];
+    if (!one) {
+      one = error_of([&] {
+        answers[i] = asked[i]->get();
+        if (answers[i].blame >= 0) throw Error(blame_from(answers[i].blame), answers[i].text);
+      });
+    }
     if (!one) continue;
     const bool is_cause = one->blame() == Blame::PeerLost;
     if (!failure || (is_cause && failure->blame() != Blame::PeerLost))
@@ -272,39 +296,54 @@ class JobSave {
     checkpoint_ = folder + "/" + std::to_string(numbered_.number());
     const std::vector<std::string> names = names_of(parts);
     owners_ = owners_of(parts, agent_);
-    Asked asked;
-    for (const Owner& owner : owners_)
-      asked.push_back(agent_.async<&job::stage_save>(owner.worker, owner.parts, checkpoint_));
-    auto answers = answers_of(owners_, asked);
+    auto answers = ask(owners_, [&](const Owner& owner, std::size_t) {
+      return agent_.async<&job::stage_save>(destination_of(owner, agent_), owner.parts,
+                                            checkpoint_);
+    });
     manifest_.ranks = static_cast<int>(owners_.size());
     manifest_.parts.resize(names.size());
     for (std::size_t i = 0; i < owners_.size(); ++i) {
       owners_[i].staged = std::move(answers[i]);
       owners_[i].parts.clear();
       const auto& kinds = owners_[i].staged.kinds;
+      if (kinds.size() != owners_[i].places.size()) throw unreadable(owners_[i]);
       for (std::size_t k = 0; k < owners_[i].places.size(); ++k) {
         const std::size_t place = owners_[i].places[k];
-        manifest_.parts[place] = {names[place], kinds.at(k)};
+        manifest_.parts[place] = {names[place], kinds[k]};
       }
     }
   }
 
   void write() {
-    Asked asked;
-    for (const Owner& owner : owners_) {
-      char name[32];
-      std::snprintf(name, sizeof name, "rank%05d.safetensors", owner.worker.rank);
-      asked.push_back(agent_.async<&job::write_staged>(owner.worker, owner.staged.staged,
-                                                       checkpoint_, std::string(name)));
+    const auto answers = ask(owners_, [&](const Owner& owner, std::size_t) {
+      return agent_.async<&job::write_staged>(destination_of(owner, agent_), owner.staged.staged,
+                                              checkpoint_, file_of(owner));
+    });
+    for (std::size_t i = 0; i < owners_.size(); ++i) {
+      SavedFile file = parse_file(answers[i].text);
+      const bool is_checked =
+          !file.header.empty() && std::ranges::all_of(file.slices, [](const SavedSlice& one) {
+            return one.slice.bytes == 0 || !one.checksums.empty();
+          });
+      if (file.name != file_of(owners_[i]) || !is_checked) throw unreadable(owners_[i]);
+      manifest_.files.push_back(std::move(file));
     }
-    for (const Answer& answer : answers_of(owners_, asked))
-      manifest_.files.push_back(parse_file(answer.text));
     tensors_of(manifest_);  // throws for values that overlap
     numbered_.publish(manifest_);
     numbered_.remove_old(keep_);
   }
 
  private:
+  static std::string file_of(const Owner& owner) {
+    char name[32];
+    std::snprintf(name, sizeof name, "rank%05d.safetensors", owner.worker.rank);
+    return name;
+  }
+  static Error unreadable(const Owner& owner) {
+    return {Blame::Protocol,
+            "worker '" + owner.worker.name + "' has answered what no owner of parts answers"};
+  }
+
   rpc::Agent agent_;
   const int keep_;
   Numbered numbered_;
@@ -341,16 +380,13 @@ void load(const std::string& path, const rpc::Agent& agent, const std::vector<Jo
   const int ranks = std::exchange(found.manifest.ranks, std::max(found.manifest.ranks, 1));
   const std::string manifest = encode(found.manifest);
   std::vector<Owner> owners = owners_of(parts, agent);
-  Asked asked;
-  for (const Owner& owner : owners) {
-    asked.push_back(agent.async<&job::stage_load>(owner.worker, owner.parts, path + found.below,
-                                                  manifest, ranks, owner.worker.rank));
-  }
-  const std::vector<Answer> staged = answers_of(owners, asked);
-  asked.clear();
-  for (std::size_t i = 0; i < owners.size(); ++i)
-    asked.push_back(agent.async<&job::commit>(owners[i].worker, staged[i].staged));
-  answers_of(owners, asked);
+  const std::vector<Answer> staged = ask(owners, [&](const Owner& owner, std::size_t) {
+    return agent.async<&job::stage_load>(destination_of(owner, agent), owner.parts,
+                                         path + found.below, manifest, ranks, owner.worker.rank);
+  });
+  ask(owners, [&](const Owner& owner, std::size_t i) {
+    return agent.async<&job::commit>(destination_of(owner, agent), staged[i].staged);
+  });
 }
 
 bool exists(const std::string& path, const rpc::Agent& /*agent*/) {

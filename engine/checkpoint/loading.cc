@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 
+#include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
 #include <weft/base/log.h>
@@ -16,6 +17,7 @@
 #include <weft/engine/checkpoint/part_staging.h>
 #include <weft/engine/checkpoint/part_values.h>
 #include <weft/engine/checkpoint/slice_reads.h>
+#include <weft/engine/ddp/model_state.h>
 #include <weft/engine/group/collective_error.h>
 #include <weft/engine/group/objects.h>
 
@@ -40,9 +42,6 @@ std::string quoted_names(const Manifest& manifest, const Tensors& tensors) {
 constexpr std::ptrdiff_t kMostLevels = 1000;
 // Values of so many bytes are read to their place.
 constexpr std::size_t kInPlace = 64 << 10;
-// The ranks take turns in comparing so many bytes of a file with their checksums: a disk then reads
-// them in order.
-constexpr std::uint64_t kStripe = 16 << 20;
 
 class Load {
  public:
@@ -67,13 +66,23 @@ class Load {
     }
   }
 
-  // Reads what needs memory of its own, and compares a share of the rest with its checksums.
+  // The names of the values that are read to their place.
+  std::string names_in_place() const {
+    std::string names;
+    for (const SliceRead& one : in_place_) names += one.saved->slice.name + "\n";
+    return names;
+  }
+  // All ranks read the same values to their place, so that they can take turns in comparing chunks:
+  // a disk then reads them in order.
+  void share_checks() { is_shared_ = true; }
+
+  // Reads what needs memory of its own, and compares the rest, or a share, with its checksums.
   void read() {
     read_slices(folder_, std::move(reads_), static_cast<std::size_t>(rank_));
     const auto ranks = static_cast<std::uint64_t>(ranks_);
     check_slices(folder_, in_place_, [&](const SavedFile& file, std::uint64_t place) {
       const auto index = static_cast<std::uint64_t>(&file - manifest_.files.data());
-      return (index + place / kStripe) % ranks == static_cast<std::uint64_t>(rank_);
+      return !is_shared_ || (index + place / kChunk) % ranks == static_cast<std::uint64_t>(rank_);
     });
   }
 
@@ -175,6 +184,9 @@ class Load {
                              !std::holds_alternative<detail::Numbers>(content) &&
                              sharded_optimizer_of(part) == nullptr;
     if (ranks_ == 1 || Contents::is_per_rank(part) || !has_tensors) return places;
+    // State on the host of a parameter on a GPU is copied to it before this memory is read.
+    const auto* const optimizer = std::get_if<torch::optim::Optimizer*>(&content);
+    if (optimizer != nullptr && !is_on_host(**optimizer)) return places;
     std::vector<Value> values;
     // A part that cannot be saved has values without places.
     const auto failure = group::error_of([&] { values = values_of(part, rank_, ranks_); });
@@ -183,6 +195,12 @@ class Load {
       if (value.kind.empty() || value.kind == kRequiresGrad) places[value.name] = value.tensor;
     }
     return places;
+  }
+
+  static bool is_on_host(const torch::optim::Optimizer& optimizer) {
+    return std::ranges::all_of(optimizer.param_groups(), [](const auto& group) {
+      return std::ranges::all_of(group.params(), &at::Tensor::is_cpu);
+    });
   }
 
   static bool has_form(const at::Tensor& place, c10::ScalarType dtype, at::IntArrayRef sizes) {
@@ -218,6 +236,7 @@ class Load {
   const Manifest& manifest_;
   const Tensors tensors_;
   const int rank_, ranks_;
+  bool is_shared_ = false;  // the comparing of in_place_
   const c10::Device device_;
   std::vector<Part> present_;
   std::vector<SliceRead> reads_;     // to new memory
@@ -290,6 +309,9 @@ void load_folder(const std::string& path, ProcessGroup& group, const std::vector
     load.emplace(folder, manifest, group.rank(), group.size(), group.device());
     load->request(parts);
   });
+  if (parallel::is_same_on_all(group, load ? load->names_in_place() : "")) {
+    if (load) load->share_checks();
+  }
   attempt("' cannot be read", [&] { load->read(); });
   attempt("' does not fit", [&] { commits = load->stage(); });
   group::agree(group, failure);

@@ -448,7 +448,12 @@ struct SavingAccess {
     Saving saving;
     saving.state_ = std::make_shared<Saving::State>();
     saving.state_->ended = std::move(ended);
-    saving.state_->run(std::move(promise), std::move(label), std::move(work));
+    try {
+      saving.state_->run(std::move(promise), std::move(label), std::move(work));
+    } catch (...) {
+      saving.state_.reset();  // there is nothing that its destructor could wait for
+      throw;
+    }
     return saving;
   }
 };
