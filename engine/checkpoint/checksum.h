@@ -12,7 +12,7 @@ namespace weft::checkpoint {
 enum class Algorithm {
   // XXH3 with 128 bits, as `xxh128sum` prints it. It is faster than memory and disks.
   Xxh3,
-  // What checkpoints had before; they still load.
+  // Earlier checkpoints have it; they still load.
   Sha256,
 };
 

@@ -29,7 +29,7 @@
 
 namespace weft::checkpoint {
 
-// What this worker has the owners do.
+// The functions that this worker calls on the owners.
 namespace job {
 
 using group::error_of;

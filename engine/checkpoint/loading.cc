@@ -175,7 +175,7 @@ class Load {
   }
 
   // The program's tensors on the host that can be read to where they are, by the names of values.
-  // What only the commit reads may still change after stage().
+  // They get their values after stage(), so only the commit may read them.
   std::map<std::string, at::Tensor> places_of(const Part& part) const {
     std::map<std::string, at::Tensor> places;
     const auto& content = Contents::of(part);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two forms of save_async() share: of a group (saving.cc), of a job (job_checkpoint.cc).
-// Internal.
+// The thread of a save. Both forms of save_async() start it: that of a group (saving.cc) and that
+// of a job (job_checkpoint.cc). Internal.
 #pragma once
 
 #include <functional>

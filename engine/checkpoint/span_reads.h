@@ -17,7 +17,7 @@ struct Span {
   std::uint64_t begin = 0, end = 0;       // in the file
   std::uint64_t first = 0, last = 0;      // the wanted ones of them, in the file
   char* to = nullptr;                     // where they go
-  const std::string* checksum = nullptr;  // of all of the range; null if there is none
+  const std::string* checksum = nullptr;  // of the whole range; null without one
   const std::string* name = nullptr;      // of the tensor, for errors
 };
 

@@ -198,7 +198,7 @@ class Packing {
     bucket_.output = at::empty({elements[static_cast<std::size_t>(rank_)]}, flat.options());
     const at::Tensor lent = bucket_.lent.lend(bucket_.output);
     bucket_.shown = unit_.offloads() ? lent : bucket_.output;
-    const group::CalledBy by(called_by(unit_));
+    const group::CalledBy by(unit_.called_by);
     bucket_.work =
         group::reduce_scatter_rows(unit_.group(), lent, bucket_.lent.lend(flat), elements,
                                    "gradients of unit '" + unit_.name() + "'", {0, unit_.number()});
@@ -322,7 +322,7 @@ std::shared_ptr<Reduction> GradientReducer::reduce(const Unit& unit,
   reduction->order = order_;
   reduction->unit = unit.number();
   if (unit.offloads()) reduction->offload = unit.offload;
-  reduction->called_by = called_by(unit);
+  reduction->called_by = unit.called_by;
   for (std::size_t slot = 0; slot < parameters.size(); ++slot) {
     const UnitParameter& parameter = unit.parameters()[parameters[slot]];
     reduction->came.push_back(gradients[slot].defined());

@@ -42,7 +42,7 @@ class GradientReducer {
  public:
   explicit GradientReducer(const std::vector<std::shared_ptr<Unit>>& units);
 
-  // What backwards inside of no_sync() have kept.
+  // The gradients that backwards inside of no_sync() have kept.
   KeptGradients& kept() { return kept_; }
   // Starts to average gradients, together with those kept. Waits as ReductionOrder::add().
   // `outputs`: by slot, where this rank's rows of the averages will be.

@@ -54,7 +54,7 @@ class JoinedSteps {
   JoinedSteps(const JoinedSteps&) = delete;
   JoinedSteps& operator=(const JoinedSteps&) = delete;
 
-  // What all ranks must have alike, as text.
+  // A text that must be the same on all ranks.
   std::string description() const;
 
   // Around a step of this rank. `active`: by rank, whether it takes part.

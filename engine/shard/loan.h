@@ -23,7 +23,7 @@ namespace weft::shard {
 class Loan {
  public:
   Loan() = default;
-  // What is still lent is left to its operation.
+  // Tensors that are still lent live until their operation ends.
   ~Loan() = default;
   Loan(Loan&&) noexcept = default;
   Loan& operator=(Loan&&) noexcept = default;

@@ -30,7 +30,7 @@ class HostCopy {
  public:
   // Enqueues the copy of `from`, in that dtype, on `stream`, behind the operation that writes it.
   HostCopy(const at::Tensor& from, at::ScalarType dtype, Work operation, const c10::Stream& stream);
-  // What lies in the copy where `part` lies in `from`. May be read after wait().
+  // The part of the copy that lies there as `part` lies in `from`. Readable after wait().
   at::Tensor part(const at::Tensor& part) const;
   const at::Tensor& values() const { return values_; }
   // Makes the current stream wait for it. Then `from` may be freed.

@@ -31,7 +31,7 @@ struct Reduction {
     at::ScalarType dtype = at::kFloat;
     std::vector<std::size_t> slots;  // positions in `parameters` of GradientReducer::reduce()
     at::Tensor output;               // this rank's rows, then for each slot how many ranks used it
-    // What the graph passes on: of shards in host memory, it has no memory any more.
+    // The graph passes it on. Of shards in host memory it has no memory any more.
     at::Tensor shown = {};
     Work work;                               // the last operation that has been started
     at::ScalarType kept_as = at::kFloat;     // the shards' dtype, if they have one
@@ -49,7 +49,7 @@ struct Reduction {
   std::vector<Bucket> buckets;
   std::vector<bool> came;      // by slot: this rank has brought a gradient
   std::uint32_t unit = 0;      // its number
-  const char* called_by = "";  // see called_by(unit)
+  const char* called_by = "";  // Unit::called_by
   std::shared_ptr<ReductionOrder> order;
   std::shared_ptr<Offload> offload;  // null if the shards are on the unit's device
   bool has_advanced = false;         // for the order's use

@@ -52,7 +52,8 @@ ShardedModel::ShardedModel(std::vector<std::shared_ptr<Unit>> units, std::size_t
 std::shared_ptr<ShardedModel> ShardedModel::make(std::vector<std::shared_ptr<Unit>> units,
                                                  std::size_t prefetch) {
   std::shared_ptr<ShardedModel> model(new ShardedModel(std::move(units), prefetch));
-  // What one unit frees serves the next one. Room for one block, which is rounded up.
+  // The next unit takes the memory that one unit frees. The pool has room for one block, which is
+  // rounded up.
   std::size_t largest = 0;
   for (const auto& unit : model->units_) largest = std::max(largest, unit->bytes());
   const auto pool = std::make_shared<ReceivePool>(2 * largest);

@@ -68,6 +68,11 @@ Slice bytes_of(const at::Tensor& tensor) {
   return {tensor.mutable_data_ptr(), tensor.nbytes(), tensor::device_of(tensor.device())};
 }
 
+const char* name_of_operations(const std::string& unit) {
+  return trace::keep("FullyShardedDataParallel's " +
+                     (unit.empty() ? "root" : "unit '" + unit + "'"));
+}
+
 // `place`: of the whole parameter.
 group::SpreadRows spread_rows(const ProcessGroup& group, const UnitParameter& parameter,
                               const at::Tensor& shard, const Slice& place) {
@@ -123,7 +128,8 @@ std::vector<std::int64_t> UnitParameter::shape(std::int64_t rows) const {
 
 Unit::Unit(std::string name, std::uint32_t number, ModelRanks ranks,
            const FullyShardOptions& options)
-    : pool(std::make_shared<ReceivePool>(/*most_idle=*/0)),
+    : called_by(name_of_operations(name)),
+      pool(std::make_shared<ReceivePool>(/*most_idle=*/0)),
       offload(std::make_shared<Offload>()),
       name_(std::move(name)),
       number_(number),
@@ -204,11 +210,6 @@ std::vector<at::Tensor> Unit::shards() const {
   return shards;
 }
 
-const char* called_by(const Unit& unit) {
-  const std::string name = unit.name().empty() ? "root" : "unit '" + unit.name() + "'";
-  return trace::keep("FullyShardedDataParallel's " + name);
-}
-
 std::uint64_t version_of(const std::vector<at::Tensor>& shards) {
   std::uint64_t sum = 0;
   for (const at::Tensor& shard : shards) sum += static_cast<std::uint64_t>(shard._version());
@@ -228,7 +229,7 @@ void Unit::start_gather() {
     std::vector<group::SpreadRows> spread;
     add_rows(*this, memory, gather_.inputs_lent, spread, tensors);
     if (spread.empty()) return;
-    const group::CalledBy by(called_by(*this));
+    const group::CalledBy by(called_by);
     gather_.work = group::all_gather_rows(group(), std::move(spread), std::move(tensors),
                                           "parameters of unit '" + name_ + "'", {0, number_});
   };
@@ -323,7 +324,7 @@ at::Tensor Unit::gathered(std::size_t place, const at::Tensor& rows) const {
   at::Tensor mine = at::empty({rows.numel() + 1}, whole.options());
   mine.as_strided(rows.sizes(), whole.strides()).copy_(rows);
   std::vector<group::SpreadRows> spread = {spread_rows(group(), parameter, mine, bytes_of(whole))};
-  const group::CalledBy by(called_by(*this));
+  const group::CalledBy by(called_by);
   group::all_gather_rows(group(), std::move(spread), {whole, std::move(mine)},
                          "values of parameter '" + parameter.name + "'", {0, number_})
       .wait();

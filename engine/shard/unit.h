@@ -87,6 +87,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // The parameter's name in the whole model, for errors. While the unit is sharded.
   void rename(std::size_t place, const std::string& name);
 
+  // Errors, the flight recorder and the timeline show the unit's operations by this name
+  // (group::CalledBy): "FullyShardedDataParallel's unit 'block'".
+  const char* const called_by;
   std::weak_ptr<ShardedModel> model;
   std::size_t index = 0;              // in the model
   std::shared_ptr<ReceivePool> pool;  // of memory on the host; the model's
@@ -148,10 +151,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
     std::vector<c10::Stream> streams = {};  // CUDA: that use it; the first one allocated `memory`
   } gather_;
 };
-
-// The name of the unit with which errors, the flight recorder and the timeline show its operations
-// (group::CalledBy): "FullyShardedDataParallel's unit 'block'".
-const char* called_by(const Unit& unit);
 
 // Sums the versions of a unit's shards: it changes when the program changes a shard.
 std::uint64_t version_of(const std::vector<at::Tensor>& shards);

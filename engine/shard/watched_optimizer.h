@@ -37,7 +37,7 @@ class WatchedOptimizer {
   WatchedOptimizer& operator=(const WatchedOptimizer&) = delete;
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
-  // What all ranks must have alike, as text.
+  // A text that must be the same on all ranks.
   std::string description() const;
   // Learning rates by parameter group; NaN for options without one.
   std::vector<double> rates() const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of the gradients that no_sync() has kept: zero_grad() drops them, as it does with
+// zero_grad() drops the gradients that no_sync() has kept, as it does with
 // DistributedDataParallel.
 #include <cmath>
 #include <functional>

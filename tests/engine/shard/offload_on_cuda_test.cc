@@ -31,7 +31,7 @@ struct OffloadOnCuda : fake_gpu::OnFakeGpus {
   static Sharded offloaded(const std::shared_ptr<Product>& model, const Rank& rank) {
     return Sharded(model, rank.group, FullyShardOptions{.offload = true});
   }
-  // What the optimizer would do on the host.
+  // Writes on the host, as an optimizer does.
   static void set_weights(const Product& model, float first) {
     const torch::NoGradGuard no_grad;
     for (auto& shard : model.parameters()) shard.fill_(first++);

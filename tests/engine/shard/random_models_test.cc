@@ -29,7 +29,7 @@ using harness::As;
 using harness::run_ranks;
 namespace nn = torch::nn;
 
-// What one seed decides, alike on all ranks.
+// One seed decides these choices, alike on all ranks.
 class Choices {
  public:
   explicit Choices(unsigned seed) : generator_(seed) {}
@@ -40,7 +40,7 @@ class Choices {
   std::mt19937 generator_;
 };
 
-// What the models of this run have had.
+// Counts the features that the models of this run have had.
 class Covered {
  public:
   static void note(const std::string& what) {

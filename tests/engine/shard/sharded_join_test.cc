@@ -32,8 +32,8 @@ namespace nn = torch::nn;
 using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
 
-// What one process computes: the mean over all ranks, where those that have run out count as zeros,
-// or not at all.
+// One process trains with the mean over all ranks, where those that have run out count as zeros, or
+// not at all.
 std::vector<torch::Tensor> trained_alone(const std::vector<int>& steps, bool by_initial = true) {
   auto model = blocks(3);
   fill_values(*model);

@@ -59,7 +59,7 @@ TEST_F(CheckpointedOnCuda, RandomNumbersAndAutocastAreThoseOfTheFirstForward) {
       const AutocastGuard autocast(torch::kCUDA, torch::kBFloat16);
       output = checkpointed(module, rank.filled(2, 2));
     }
-    // What the program draws in between, and goes on with behind the backward.
+    // The program draws in between, and goes on behind the backward.
     const auto on_host = draw(at::kCPU), on_gpu = draw(rank.gpu);
     output.backward(rank.filled(1, 2));
     const auto next = draw(rank.gpu);
