@@ -23,6 +23,7 @@
 
 #include <weft/profiling/bench/fsdp_on_gpu.h>
 #include <weft/profiling/bench/report.h>
+#include <weft/profiling/bench/transformer_block.h>
 #include <weft/profiling/bench/workers.h>
 #include <weft/weft.h>
 
@@ -33,26 +34,6 @@ namespace nn = torch::nn;
 constexpr int kWarmUp = 2;
 constexpr std::int64_t kWidth = 512, kTokens = 32;
 
-struct BlockImpl : nn::Module {
-  BlockImpl()
-      : norm1(register_module("norm1", nn::LayerNorm(nn::LayerNormOptions({kWidth})))),
-        norm2(register_module("norm2", nn::LayerNorm(nn::LayerNormOptions({kWidth})))),
-        qkv(register_module("qkv", nn::Linear(kWidth, 3 * kWidth))),
-        out(register_module("out", nn::Linear(kWidth, kWidth))),
-        up(register_module("up", nn::Linear(kWidth, 4 * kWidth))),
-        down(register_module("down", nn::Linear(4 * kWidth, kWidth))) {}
-  torch::Tensor forward(torch::Tensor x) {
-    const auto parts =
-        qkv(norm1(x)).view({x.size(0), x.size(1), 3, kWidth / 64, 64}).permute({2, 0, 3, 1, 4});
-    const auto y = at::scaled_dot_product_attention(parts[0], parts[1], parts[2]);
-    x = x + out(y.transpose(1, 2).reshape(x.sizes()));
-    return x + down(torch::gelu(up(norm2(x))));
-  }
-  nn::LayerNorm norm1, norm2;
-  nn::Linear qkv, out, up, down;
-};
-TORCH_MODULE(Block);
-
 struct Model {
   nn::Sequential net;
   torch::Tensor inputs;
@@ -62,7 +43,7 @@ struct Model {
 Model make(const std::string& name) {
   Model model;
   if (name == "blocks") {
-    for (int i = 0; i < 8; ++i) model.net->push_back(Block());
+    for (int i = 0; i < 8; ++i) model.net->push_back(weft::bench::Block(kWidth));
     model.net->push_back(nn::LayerNorm(nn::LayerNormOptions({kWidth})));
     model.inputs = torch::randn({4, kTokens, kWidth});
     model.steps = 4;

@@ -14,6 +14,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/torch.h>
 
+#include <weft/profiling/bench/transformer_block.h>
 #include <weft/profiling/bench/workers.h>
 #include <weft/weft.h>
 
@@ -28,30 +29,10 @@ constexpr int kWarmUp = 11;
 constexpr int kTimes = 8;  // measurements of each peer
 constexpr int kSteps = 5;  // steps between two waits for the device
 
-struct BlockImpl : nn::Module {
-  BlockImpl()
-      : norm1(register_module("norm1", nn::LayerNorm(nn::LayerNormOptions({kWidth})))),
-        norm2(register_module("norm2", nn::LayerNorm(nn::LayerNormOptions({kWidth})))),
-        qkv(register_module("qkv", nn::Linear(kWidth, 3 * kWidth))),
-        out(register_module("out", nn::Linear(kWidth, kWidth))),
-        up(register_module("up", nn::Linear(kWidth, 4 * kWidth))),
-        down(register_module("down", nn::Linear(4 * kWidth, kWidth))) {}
-  torch::Tensor forward(torch::Tensor x) {
-    const auto parts =
-        qkv(norm1(x)).view({x.size(0), x.size(1), 3, kWidth / 64, 64}).permute({2, 0, 3, 1, 4});
-    const auto y = at::scaled_dot_product_attention(parts[0], parts[1], parts[2]);
-    x = x + out(y.transpose(1, 2).reshape(x.sizes()));
-    return x + down(torch::gelu(up(norm2(x))));
-  }
-  nn::LayerNorm norm1, norm2;
-  nn::Linear qkv, out, up, down;
-};
-TORCH_MODULE(Block);
-
 nn::Sequential make_net() {
   torch::manual_seed(0);
   nn::Sequential net;
-  for (int i = 0; i < kBlocks; ++i) net->push_back(Block());
+  for (int i = 0; i < kBlocks; ++i) net->push_back(weft::bench::Block(kWidth));
   net->to(kGpu, torch::kBFloat16);
   return net;
 }
