@@ -381,9 +381,9 @@ std::shared_ptr<void> hold_whole(const Part& part, bool writable) {
     require_values(**module, part.name());
     return std::make_shared<FullParameters>(**module, writable);
   }
-  const auto* const optimizer = std::get_if<Optimizer*>(&content);
-  if (optimizer == nullptr || sharded_optimizer_of(part) != nullptr) return nullptr;
-  return std::make_shared<shard::WholeOptimizer>(**optimizer, writable);
+  if (!std::holds_alternative<Optimizer*>(content) || sharded_optimizer_of(part) != nullptr)
+    return nullptr;
+  return std::make_shared<shard::WholeOptimizer>(*std::get<Optimizer*>(content), writable);
 }
 
 std::vector<std::shared_ptr<void>> hold_all_whole(const std::vector<Part>& parts, bool writable,

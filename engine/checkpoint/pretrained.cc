@@ -63,7 +63,8 @@ Manifest of_index(const std::string& folder, const std::string& name) {
         throw Error(Blame::Caller, "it names no file for '" + tensor + "'");
       names[file.get<std::string>()].insert(tensor);
     }
-    for (auto& [file, tensors] : names) {
+    for (auto& [file, of_file] : names) {
+      std::set<std::string>& tensors = of_file;  // C++20 captures no structured binding
       manifest.files.push_back(index_of(folder, file));
       auto& slices = manifest.files.back().slices;
       std::erase_if(slices, [&](const auto& saved) { return !tensors.contains(saved.slice.name); });

@@ -194,6 +194,6 @@ void join(std::vector<Joinable*> joinables, const std::function<void()>& steps,
     scope.fail(std::current_exception());
     throw;
   }
-}
+}  // NOLINT(clang-analyzer-core.StackAddressEscape): ~JoinScope() resets the pointer to `scope`
 
 }  // namespace weft

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
-#include <cstring>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <span>
@@ -73,7 +75,9 @@ ParameterCheck::Sums ParameterCheck::sums_of(const at::Tensor& tensor) {
 }
 
 bool ParameterCheck::differ(const Sums& one, const Sums& other) {
-  if (std::memcmp(&one, &other, sizeof one) == 0) return false;
+  using Bits = std::array<std::uint64_t, 2>;  // equal bits: NaN too
+  static_assert(sizeof(Bits) == sizeof(Sums));
+  if (std::bit_cast<Bits>(one) == std::bit_cast<Bits>(other)) return false;
   const double most = kRounding * std::max(one.magnitudes, other.magnitudes);
   // Written with ! so that sums that are NaN differ as well.
   return !(std::abs(one.values - other.values) <= most &&

@@ -191,7 +191,7 @@ ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const
                       "' belongs to another FullyShardedDataParallel already; wrap only the root");
     }
   }
-  auto chosen = choose_units(module, options);
+  const auto chosen = choose_units(module, options);
   const bool is_one = chosen.size() == 1 && chosen.front().name.empty();
   if (options.units && is_one && units_in(*module).empty() && ranks.all.rank() == 0) {
     log::warn(
@@ -199,7 +199,7 @@ ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const
         "parameters, so the whole model is one unit, and whole on every rank in each forward and "
         "backward");
   }
-  make_units(*module, ranks, options, kRoot, std::move(chosen));
+  make_units(*module, ranks, options, kRoot, chosen);
   auto units = units_in(*module);
   std::unordered_set<const void*> named;  // a shard with several places has the first one's name
   for (const ParameterPlace& place : places_in(*module)) {

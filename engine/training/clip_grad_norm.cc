@@ -119,7 +119,7 @@ void clip_elsewhere(const torch::nn::Module& model, double max_norm, double norm
   clip_grad_norm_(model, max_norm, norm_type);
 }
 // Ranks that have run out of inputs (weft::join) never call clip_grad_norm_ themselves.
-[[maybe_unused]] const bool is_mirrored = [] {
+[[maybe_unused]] const bool kIsMirrored = [] {
   shard::set_mirrored_clip(&clip_elsewhere);
   return true;
 }();

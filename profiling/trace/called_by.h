@@ -10,20 +10,20 @@ class CalledBy {
  public:
   // `name`: of static lifetime (see keep). Does nothing inside of another one, since the user has
   // called the outermost.
-  explicit CalledBy(const char* name) : is_outermost_(name_ == nullptr) {
-    if (is_outermost_) name_ = name;
+  explicit CalledBy(const char* name) : is_outermost_(outermost == nullptr) {
+    if (is_outermost_) outermost = name;
   }
   ~CalledBy() {
-    if (is_outermost_) name_ = nullptr;
+    if (is_outermost_) outermost = nullptr;
   }
   CalledBy(const CalledBy&) = delete;
   CalledBy& operator=(const CalledBy&) = delete;
 
   // Null if the user has called the operation itself.
-  static const char* name() { return name_; }
+  static const char* name() { return outermost; }
 
  private:
-  static inline thread_local const char* name_ = nullptr;
+  static inline thread_local const char* outermost = nullptr;
   const bool is_outermost_;
 };
 
