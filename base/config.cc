@@ -136,12 +136,18 @@ std::vector<std::string> unknown_variables(const char* const* environment) {
 
 void check_environment() {
   static_cast<void>(config());
-  static std::atomic<bool> checked{false};
-  const char* const local = std::getenv("LOCAL_RANK");
-  if (checked.exchange(true) || (local != nullptr && std::string_view(local) != "0")) return;
+  // Other threads wait until the variables are read: what they call next may set one.
+  static constinit ForkMutex mutex(ForkOrder::Config);
+  static bool is_checked = false;
   std::string names;
-  for (const std::string& name : unknown_variables(environ))
-    names += (names.empty() ? "" : ", ") + name;
+  {
+    MutexLock lock(mutex);
+    const char* const local = std::getenv("LOCAL_RANK");
+    if (std::exchange(is_checked, true) || (local != nullptr && std::string_view(local) != "0"))
+      return;
+    for (const std::string& name : unknown_variables(environ))
+      names += (names.empty() ? "" : ", ") + name;
+  }
   if (!names.empty()) {
     log::warn("the environment sets " + names +
               ", which Weft does not read; docs/environment.md lists the variables that it reads");

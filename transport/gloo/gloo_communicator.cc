@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstdlib>
 #include <cstring>
 #include <system_error>
 #include <thread>
@@ -126,16 +125,6 @@ bool is_complex(Dtype dtype) {
 std::function<void()> divide(const Elements& data, ReduceOp op, int ranks) {
   if (op != ReduceOp::Avg) return {};
   return [data, ranks] { typed(data).div_(ranks); };
-}
-
-// c10d's flight recorder has a data race if several ranks run in one process, and takes a stack
-// trace for each collective.
-void switch_flight_recorder_off() {
-  static const bool done = [] {
-    setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
-    return true;
-  }();
-  static_cast<void>(done);
 }
 
 // Checks for free descriptors, because Gloo's thread ends the process if it cannot accept a
@@ -360,7 +349,6 @@ GlooCommunicator::GlooCommunicator(const JoinOptions& options)
       collectives_(std::make_shared<FencedQueue>(options.loop)),
       messages_(std::make_shared<FencedQueue>(options.loop)),
       waiters_(std::make_shared<Waiters>()) {
-  switch_flight_recorder_off();
   const WithoutSigpipe quiet;  // Gloo's threads, which start here, inherit the mask
   require_descriptors_to_join(options);
   const Descriptors descriptors;
