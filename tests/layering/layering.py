@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fails when an include points the wrong way. Rules (docs/architecture.md):
 
-  base < profiling/trace < cuda < kernels < transport < engine < examples, tests, profiling/bench
+  base < profiling/trace < cuda < kernels < transport < engine < python < examples, tests, profiling/bench
   inside engine: tensor < future < codec < store < membership < rendezvous < instruments < group < call < rref <
   autograd < rpc < mesh < ddp < shard < zero < training < checkpoint < optim < launch
   no two files define a class of one qualified name
   a transport backend never includes another backend (cuda_ipc, mesh, staged and stream in transport/ are no backends: they use connections)
-  only engine/, transport/gloo/, examples/, tests/ and profiling/bench/ include libtorch
+  only engine/, transport/gloo/, python/, examples/, tests/ and profiling/bench/ include libtorch
+  python/ is a program of a user: of Weft it includes the public headers only (<weft/group.h>), and its own; no layer includes it
   Weft's own headers are written #include <weft/…>
 """
 
@@ -15,7 +16,7 @@ import re
 import sys
 from pathlib import Path
 
-LAYERS = ["base", "profiling/trace", "cuda", "kernels", "transport", "engine"]
+LAYERS = ["base", "profiling/trace", "cuda", "kernels", "transport", "engine", "python"]
 ENGINE = [
     *["tensor", "future", "codec", "store", "membership", "rendezvous", "instruments", "group", "call", "rref"],
     *["autograd", "rpc", "mesh", "ddp", "shard", "zero", "training", "checkpoint", "optim", "launch"],
@@ -24,7 +25,7 @@ PUBLIC = len(LAYERS)  # include/weft, examples, tests, benches: may include ever
 NO_BACKENDS = ("cuda_ipc", "mesh", "staged", "stream")
 SOURCES = {".h", ".cc", ".cu", ".cuh"}
 TORCH = re.compile(r"^(torch|ATen|c10)/|^gloo/")
-TORCH_ALLOWED = ("engine/", "transport/gloo/", "examples/", "tests/", "profiling/bench/", "include/")
+TORCH_ALLOWED = ("engine/", "transport/gloo/", "python/", "examples/", "tests/", "profiling/bench/", "include/")
 
 
 def layer_of(path):
@@ -67,7 +68,10 @@ def violations_of(root, file):
         if not included.startswith("weft/"):
             continue
         target = included.removeprefix("weft/")
-        if mine < PUBLIC and "/" not in target:
+        if path.startswith("python/") and "/" in target and not target.startswith("python/"):
+            yield f"{where}: python/ includes public headers of Weft only, not {target}"
+            continue
+        if mine < PUBLIC and "/" not in target and not path.startswith("python/"):
             yield f"{where}: a layer includes the layers' own headers, not the public {included}"
             continue
         theirs = layer_of(target)
@@ -118,7 +122,7 @@ def repeated_types_of(root, files):
 def main(root):
     files = [
         file
-        for folder in ["base", "profiling", "cuda", "kernels", "transport", "engine", "examples", "tests", "include"]
+        for folder in ["base", "profiling", "cuda", "kernels", "transport", "engine", "python", "examples", "tests", "include"]
         for file in sorted((root / folder).rglob("*"))
         if file.suffix in SOURCES and "fixtures" not in file.parts
     ]

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <deque>
+#include <mutex>
+
+#include <weft/python/backend/errors.h>
+
+namespace weft::python {
+
+namespace {
+
+// The latest failures, by text.
+class Recent {
+ public:
+  void add(const std::string& text, Facts facts) {
+    constexpr std::size_t kMost = 64;
+    const std::lock_guard lock(mutex_);
+    failures_.emplace_front(text, std::move(facts));
+    if (failures_.size() > kMost) failures_.pop_back();
+  }
+  std::optional<Facts> find(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [known, facts] : failures_) {
+      if (known == text) return facts;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<std::pair<std::string, Facts>> failures_;
+};
+
+Recent& recent() {
+  static auto* const failures = new Recent;  // outlives the interpreter
+  return *failures;
+}
+
+// The name of a class of torch_weft/errors.py.
+const char* class_name(Blame blame) {
+  switch (blame) {
+    case Blame::PeerLost: return "PeerLost";
+    case Blame::Timeout: return "Timeout";
+    case Blame::Caller: return "CallerError";
+    case Blame::Unsupported: return "Unsupported";
+    default: return "Error";
+  }
+}
+
+}  // namespace
+
+Failure::Failure(const Error& error, std::string operation)
+    : torch::PyTorchError(error.text()), blame_(error.blame()) {
+  recent().add(msg, {error.ranks(), std::move(operation)});
+}
+
+PyObject* Failure::python_type() {
+  const py::gil_scoped_acquire gil;
+  // The module keeps the class alive. It cannot be imported while the interpreter ends.
+  PyObject* const module = PyImport_ImportModule("torch_weft.errors");
+  PyObject* const type =
+      module == nullptr ? nullptr : PyObject_GetAttrString(module, class_name(blame_));
+  Py_XDECREF(module);
+  Py_XDECREF(type);
+  if (type != nullptr) return type;
+  PyErr_Clear();
+  return PyExc_RuntimeError;
+}
+
+std::optional<Facts> facts_of(const std::string& text) { return recent().find(text); }
+
+std::exception_ptr failure_of(const Error& error, const std::string& operation) {
+  return std::make_exception_ptr(Failure(error, operation));
+}
+
+}  // namespace weft::python

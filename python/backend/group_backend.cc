@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include <unistd.h>
+
+#include <weft/python/backend/errors.h>
+#include <weft/python/backend/group_backend.h>
+#include <weft/python/backend/interpreter.h>
+
+namespace weft::python {
+
+namespace {
+
+// The backends of this process that have not left.
+struct Present {
+  std::mutex mutex;
+  std::set<GroupBackend*> backends;
+  ::pid_t process = ::getpid();
+  bool is_over = false;  // the interpreter ends
+};
+
+Present& present() {
+  static auto* const all = new Present;  // outlives the interpreter
+  return *all;
+}
+
+// Kept for ever, so that no destructor waits for other ranks.
+void keep(weft::ProcessGroup group) {
+  static auto* const kept = new std::vector<weft::ProcessGroup>;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(group));
+}
+
+constexpr CallName kCoalesced{c10d::OpType::COALESCED, "coalesced operations", "weft:coalesced"};
+
+}  // namespace
+
+GroupBackend::GroupBackend(weft::ProcessGroup group, c10::intrusive_ptr<c10d::Store> store,
+                           std::string name, std::chrono::milliseconds timeout)
+    : c10d::Backend(group.rank(), group.size()),
+      group_(std::move(group)),
+      store_(std::move(store)),
+      name_(std::move(name)),
+      longest_(timeout),
+      timeout_(timeout) {
+  init();
+  Present& all = present();
+  const std::lock_guard lock(all.mutex);
+  if (all.process != ::getpid()) {
+    all.process = ::getpid();
+    all.backends.clear();
+  }
+  all.backends.insert(this);
+}
+
+GroupBackend::~GroupBackend() {
+  Present& all = present();
+  bool is_over = false;
+  {
+    const std::lock_guard lock(all.mutex);
+    all.backends.erase(this);
+    is_over = all.is_over;
+  }
+  if (is_over) {
+    keep(std::move(group_));
+    keep(std::move(cuda_group_));
+    return;
+  }
+  // Dropping the last handle waits until the others have what they need of this rank.
+  const WithoutGil unlocked;
+  cuda_group_ = {};
+  group_ = {};
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> GroupBackend::getBackendOptions() {
+  auto options = c10::make_intrusive<Options>("weft", timeout_.load());
+  options->group_name = name_;
+  const auto ranks = group().ranks();
+  options->global_ranks_in_group.assign(ranks.begin(), ranks.end());
+  return options;
+}
+
+void GroupBackend::setTimeout(std::chrono::milliseconds timeout) {
+  if (timeout > longest_) {
+    TORCH_WARN("weft: the timeout of group '", name_, "' cannot be raised to ", timeout.count(),
+               " ms, above the ", longest_.count(),
+               " ms that it was made with, and stays at those; give the longest that you need to "
+               "init_process_group or new_group");
+  }
+  timeout_ = std::min(timeout, longest_);
+}
+
+c10d::ErrorType GroupBackend::getError() {
+  for (const weft::ProcessGroup& one : groups()) {
+    const auto error = one.error();
+    if (!error) continue;
+    switch (error->blame()) {
+      case Blame::Timeout: return c10d::ErrorType::TIMEOUT;
+      case Blame::PeerLost: return c10d::ErrorType::REMOTE_ERROR;
+      default: return c10d::ErrorType::COMM_ERROR;
+    }
+  }
+  return c10d::ErrorType::SUCCESS;
+}
+
+void GroupBackend::abort() {
+  const WithoutGil unlocked;
+  translated("abort", [&] {
+    for (weft::ProcessGroup& one : groups())
+      one.abort("rank " + std::to_string(getRank()) + " has aborted the process group");
+  });
+}
+
+void GroupBackend::shutdown() { leave(longest_); }
+
+void GroupBackend::leave(std::chrono::milliseconds limit) {
+  std::vector<weft::ProcessGroup> left = groups();
+  {
+    const std::lock_guard lock(mutex_);
+    group_ = cuda_group_ = {};
+  }
+  Present& all = present();
+  {
+    const std::lock_guard lock(all.mutex);
+    all.backends.erase(this);
+  }
+  if (left.empty()) return;
+  interruptible([left = std::move(left), limit, name = name_]() mutable {
+    // The CUDA group was made of the other one, which goes last.
+    for (; !left.empty(); left.pop_back()) {
+      try {
+        left.back().leave(limit);
+      } catch (const Error& error) {
+        if (error.blame() == Blame::Timeout) TORCH_WARN("weft: group '", name, "': ", error.text());
+      }
+    }
+  });
+}
+
+void GroupBackend::leave_all(bool politely) {
+  Present& all = present();
+  for (;;) {
+    GroupBackend* next = nullptr;
+    {
+      const std::lock_guard lock(all.mutex);
+      if (all.process != ::getpid()) return;  // they are the parent's
+      if (!politely) all.is_over = true;
+      if (!politely || all.backends.empty()) return;
+      next = *all.backends.begin();
+    }
+    next->leave(next->longest_);
+  }
+}
+
+weft::ProcessGroup GroupBackend::group() const {
+  const std::lock_guard lock(mutex_);
+  if (!group_) {
+    throw Failure(Error(Blame::Caller, "the process group '" + name_ +
+                                           "' has been shut down (destroy_process_group); make a "
+                                           "new one to go on"),
+                  "");
+  }
+  return group_;
+}
+
+std::vector<weft::ProcessGroup> GroupBackend::groups() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<weft::ProcessGroup> all;
+  if (group_) all.push_back(group_);
+  if (cuda_group_) all.push_back(cuda_group_);
+  return all;
+}
+
+weft::ProcessGroup GroupBackend::group_for(c10::Device device) {
+  weft::ProcessGroup group = this->group();
+  if (!device.is_cuda() || group.device().is_cuda()) return group;
+  const std::lock_guard lock(mutex_);
+  if (!cuda_group_) {
+    std::vector<int> everyone(static_cast<std::size_t>(group.size()));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    cuda_group_ =
+        group.new_group(everyone, {.backend = "weft", .timeout = longest_, .device = device});
+  }
+  return cuda_group_;
+}
+
+std::chrono::milliseconds GroupBackend::limit_of(std::chrono::milliseconds timeout) const {
+  return timeout > std::chrono::milliseconds(0) ? std::min(timeout, longest_) : timeout_.load();
+}
+
+c10::intrusive_ptr<c10d::Work> GroupBackend::issue(
+    const CallName& name, std::chrono::milliseconds timeout, c10::Device device,
+    const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
+    const std::function<Works(weft::ProcessGroup&)>& function) {
+  const WithoutGil unlocked;
+  const auto limit = limit_of(timeout);
+  auto work = c10::make_intrusive<IssuedWork>(getRank(), name, ++number_, limit, inputs, outputs);
+  translated(name.operation, [&] {
+    weft::ProcessGroup group = group_for(device);
+    if (limit < longest_) group = group.with_timeout(limit);
+    work->issued(function(group));
+  });
+  const std::lock_guard lock(mutex_);
+  if (coalesced_) {
+    const Works& works = work->operations();
+    coalesced_->operations.insert(coalesced_->operations.end(), works.begin(), works.end());
+    coalesced_->outputs.insert(coalesced_->outputs.end(), outputs.begin(), outputs.end());
+  }
+  return work;
+}
+
+void GroupBackend::startCoalescing() {
+  const std::lock_guard lock(mutex_);
+  coalesced_.emplace();
+}
+
+c10::intrusive_ptr<c10d::Work> GroupBackend::endCoalescing() {
+  std::optional<Coalesced> all;
+  {
+    const std::lock_guard lock(mutex_);
+    all.swap(coalesced_);
+  }
+  TORCH_CHECK(all.has_value(), "weft: coalescing ends, but it has not begun");
+  auto work =
+      c10::make_intrusive<IssuedWork>(getRank(), kCoalesced, number_.load(), timeout_.load(),
+                                      std::vector<at::Tensor>(), std::move(all->outputs));
+  work->issued(std::move(all->operations));
+  return work;
+}
+
+}  // namespace weft::python

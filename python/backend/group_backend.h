@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of the backend that is not operations: its group of Weft, time limits, issuing, leaving.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <weft/group.h>
+#include <weft/python/backend/work.h>
+
+namespace weft::python {
+
+class GroupBackend : public c10d::Backend {
+ public:
+  // `store` is the one by which the ranks met; `name` is c10d's name of the group.
+  GroupBackend(weft::ProcessGroup group, c10::intrusive_ptr<c10d::Store> store, std::string name,
+               std::chrono::milliseconds timeout);
+  ~GroupBackend() override;
+
+  const std::string getBackendName() const override { return "weft"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}
+  std::uint64_t getSequenceNumberForGroup() override { return number_; }
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  c10::intrusive_ptr<c10d::Work> endCoalescing() override;
+
+  // The group that carries CPU tensors. Throws CallerError after shutdown().
+  weft::ProcessGroup group() const;
+  // Leaves all groups of this process as the interpreter ends: politely, as shutdown() does, or at
+  // once and without a word, as if the process had been killed.
+  static void leave_all(bool politely);
+
+ protected:
+  using Works = std::vector<weft::Work>;
+
+  // Calls the function with the group for the device and the time limit of the call. Every work it
+  // returns belongs to the operation.
+  c10::intrusive_ptr<c10d::Work> issue(const CallName& name, std::chrono::milliseconds timeout,
+                                       c10::Device device, const std::vector<at::Tensor>& inputs,
+                                       std::vector<at::Tensor> outputs,
+                                       const std::function<Works(weft::ProcessGroup&)>& function);
+  // The limit of a call: its own, or the group's.
+  std::chrono::milliseconds limit_of(std::chrono::milliseconds timeout) const;
+  // The groups that exist: for CPU tensors, and perhaps one for CUDA tensors.
+  std::vector<weft::ProcessGroup> groups() const;
+
+ private:
+  weft::ProcessGroup group_for(c10::Device device);
+  void leave(std::chrono::milliseconds limit);
+
+  mutable std::mutex mutex_;
+  weft::ProcessGroup group_, cuda_group_;  // empty after shutdown(), guarded by mutex_
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string name_;
+  std::chrono::milliseconds longest_;  // the limit that the groups were made with
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::atomic<std::uint64_t> number_{0};
+  struct Coalesced {
+    Works operations;
+    std::vector<at::Tensor> outputs;
+  };
+  std::optional<Coalesced> coalesced_;  // between start and end, guarded by mutex_
+};
+
+}  // namespace weft::python

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <pthread.h>
+
+#include <weft/python/backend/interpreter.h>
+
+namespace weft::python {
+
+namespace {
+
+std::atomic<unsigned long> main_thread{0};
+
+// A call on a thread of its own.
+struct Call {
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool has_ended = false;
+  std::exception_ptr error;
+};
+
+}  // namespace
+
+void set_main_thread(unsigned long id) { main_thread = id; }
+
+bool on_main_thread() noexcept {
+  return static_cast<unsigned long>(::pthread_self()) == main_thread.load();
+}
+
+void run_signal_handlers() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+WithoutGil::WithoutGil() {
+  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) released_.emplace();
+}
+
+void interruptible(std::function<void()> function) {
+  const WithoutGil unlocked;
+  if (!on_main_thread()) return function();
+  const auto call = std::make_shared<Call>();
+  std::thread([call, function = std::move(function)] {
+    std::exception_ptr error;
+    try {
+      function();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const std::lock_guard lock(call->mutex);
+    call->error = error;
+    call->has_ended = true;
+    call->ended.notify_one();
+  }).detach();
+  std::unique_lock lock(call->mutex);
+  while (!call->ended.wait_for(lock, kSignalPause, [&] { return call->has_ended; })) {
+    lock.unlock();
+    run_signal_handlers();
+    lock.lock();
+  }
+  if (call->error) std::rethrow_exception(call->error);
+}
+
+}  // namespace weft::python

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting in a process that runs Python: the GIL is released, and Ctrl-C ends the wait.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace weft::python {
+
+// How often a wait on the main thread looks for signals.
+constexpr std::chrono::milliseconds kSignalPause(100);
+
+// Says that the calling thread is Python's main thread, on which signal handlers run. Called when
+// the module is imported, and in a forked child.
+void set_main_thread(unsigned long id);
+
+// True if signals can be seen on this thread.
+bool on_main_thread() noexcept;
+
+// Runs the handlers of signals that have come. Throws what a handler raised (KeyboardInterrupt).
+// Takes the GIL.
+void run_signal_handlers();
+
+// Releases the GIL while it lives, if this thread holds it.
+class WithoutGil {
+ public:
+  WithoutGil();
+
+ private:
+  std::optional<py::gil_scoped_release> released_;
+};
+
+// Calls a function that blocks, without the GIL. On the main thread the function runs on a thread
+// of its own, so that Ctrl-C ends the wait; the function then goes on and its result is dropped.
+void interruptible(std::function<void()> function);
+
+}  // namespace weft::python

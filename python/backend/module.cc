@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The extension module torch_weft._weft.
+#include <torch/csrc/utils/pybind.h>
+
+#include <weft/python/backend/creation.h>
+#include <weft/python/backend/errors.h>
+#include <weft/python/backend/interpreter.h>
+
+namespace weft::python {
+
+PYBIND11_MODULE(_weft, module) {
+  module.doc() = "The backend \"weft\" of torch.distributed";
+  // torch.distributed's own classes, of which those below are made.
+  py::module_::import("torch.distributed");
+  module.def("create", &create, py::arg("options"), py::call_guard<py::gil_scoped_release>());
+  module.def("set_main_thread", &set_main_thread, py::arg("id"));
+  module.def("leave_all", &GroupBackend::leave_all, py::arg("politely"),
+             py::call_guard<py::gil_scoped_release>());
+  module.def("facts_of", [](const std::string& text) -> std::optional<py::tuple> {
+    const auto facts = facts_of(text);
+    if (!facts) return std::nullopt;
+    return py::make_tuple(facts->ranks, facts->operation);
+  });
+}
+
+}  // namespace weft::python

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include <ATen/core/ivalue.h>
+
+#include <weft/python/backend/completions.h>
+#include <weft/python/backend/errors.h>
+#include <weft/python/backend/interpreter.h>
+#include <weft/python/backend/work.h>
+
+namespace weft::python {
+
+namespace {
+
+using Future = c10::ivalue::Future;
+using Clock = std::chrono::steady_clock;
+
+c10::intrusive_ptr<Future> future_of(const std::vector<at::Tensor>& outputs) {
+  std::vector<c10::Device> devices;
+  for (const at::Tensor& output : outputs) {
+    if (output.is_cuda() &&
+        std::find(devices.begin(), devices.end(), output.device()) == devices.end())
+      devices.push_back(output.device());
+  }
+  return c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()),
+                                     std::move(devices));
+}
+
+}  // namespace
+
+IssuedWork::IssuedWork(int rank, const CallName& name, std::uint64_t number,
+                       std::chrono::milliseconds timeout, const std::vector<at::Tensor>& inputs,
+                       std::vector<at::Tensor> outputs)
+    : c10d::Work(rank, name.type, name.title, inputs),
+      name_(name),
+      number_(number),
+      timeout_(timeout),
+      outputs_(std::move(outputs)) {}
+
+void IssuedWork::issued(std::vector<weft::Work> operations) {
+  operations_ = std::move(operations);
+  if (!recordFunctionEndCallback_) return;  // nobody profiles
+  auto self = c10::intrusive_ptr<IssuedWork>::reclaim_copy(this);
+  when_done([self](const std::optional<Error>&) { self->finish(); });
+}
+
+bool IssuedWork::is_done() const {
+  return std::all_of(operations_.begin(), operations_.end(),
+                     [](const weft::Work& one) { return one.query(); });
+}
+
+bool IssuedWork::is_on_gpu() const {
+  return std::any_of(outputs_.begin(), outputs_.end(),
+                     [](const at::Tensor& one) { return one.is_cuda(); });
+}
+
+bool IssuedWork::isCompleted() { return is_done(); }
+
+bool IssuedWork::isSuccess() const { return is_done() && exception() == nullptr; }
+
+std::exception_ptr IssuedWork::exception() const {
+  for (const weft::Work& one : operations_) {
+    if (const auto error = one.error()) return failure_of(*error, name_.operation);
+  }
+  return nullptr;
+}
+
+int IssuedWork::sourceRank() const {
+  return operations_.empty() ? -1 : operations_.front().source_rank();
+}
+
+std::vector<at::Tensor> IssuedWork::result() { return outputs_; }
+
+void IssuedWork::abort() {
+  TORCH_CHECK(false, "weft: one operation cannot be aborted alone; abort its process group");
+}
+
+// Blocks until the operation has ended. On the main thread in pieces, so that Ctrl-C is seen.
+void IssuedWork::await(weft::Work& operation, std::chrono::milliseconds limit) const {
+  const bool is_limited = limit > std::chrono::milliseconds(0);
+  if (!on_main_thread()) return operation.synchronize(is_limited ? limit : weft::kNoTimeout);
+  const auto end = Clock::now() + (is_limited ? limit : std::chrono::milliseconds(0));
+  for (;;) {
+    auto piece = kSignalPause;
+    if (is_limited) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+      piece = std::clamp(left, std::chrono::milliseconds(0), kSignalPause);
+    }
+    try {
+      return operation.synchronize(piece);
+    } catch (const Error& error) {
+      // Its own end, or the end of this piece.
+      if (error.blame() != Blame::Timeout || operation.query())
+        return operation.synchronize(weft::kNoTimeout);
+      if (is_limited && Clock::now() >= end)
+        return operation.synchronize(std::chrono::milliseconds(0));
+    }
+    run_signal_handlers();
+  }
+}
+
+bool IssuedWork::wait(std::chrono::milliseconds timeout) {
+  const WithoutGil unlocked;
+  translated(name_.operation, [&] {
+    for (weft::Work& one : operations_) {
+      // The stream waits, and the host goes on.
+      if (is_on_gpu()) {
+        one.wait();
+      } else {
+        await(one, timeout);
+      }
+    }
+  });
+  return true;
+}
+
+void IssuedWork::synchronize() {
+  if (is_on_gpu()) wait(::kNoTimeout);
+}
+
+// Calls the function when all operations have ended, with the first error, on the thread that ends
+// the last of them.
+void IssuedWork::when_done(std::function<void(const std::optional<Error>&)> done) const {
+  if (operations_.size() == 1) return operations_.front().on_done_inline(std::move(done));
+  struct Gathered {
+    std::atomic<std::size_t> left;
+    std::mutex mutex;
+    std::optional<Error> error;
+    std::function<void(const std::optional<Error>&)> done;
+  };
+  if (operations_.empty()) return done(std::nullopt);
+  const auto all = std::make_shared<Gathered>();
+  all->left = operations_.size();
+  all->done = std::move(done);
+  for (const weft::Work& one : operations_) {
+    one.on_done_inline([all](const std::optional<Error>& error) {
+      if (error) {
+        const std::lock_guard lock(all->mutex);
+        if (!all->error) all->error = error;
+      }
+      if (--all->left == 0) all->done(all->error);
+    });
+  }
+}
+
+c10::intrusive_ptr<Future> IssuedWork::getFuture() {
+  const std::lock_guard lock(future_mutex_);
+  if (future_) return future_;
+  future_ = future_of(outputs_);
+  if (is_on_gpu()) {
+    // The current stream waits; the future records it and is complete at once.
+    wait(::kNoTimeout);
+    future_->markCompleted(c10::IValue(outputs_));
+    return future_;
+  }
+  const auto complete = [future = future_, outputs = outputs_,
+                         operation = name_.operation](const std::optional<Error>& error) {
+    if (error) {
+      future->setError(failure_of(*error, operation));
+    } else {
+      future->markCompleted(c10::IValue(outputs));
+    }
+  };
+  // A caller that holds the GIL is a Python program, whose callbacks take the GIL and may wait for
+  // further operations: they must not run on the thread that ends operations. C++ (the reducer of
+  // DistributedDataParallel) only wakes a thread, or copies.
+  if (PyGILState_Check() == 0) {
+    when_done(complete);
+  } else if (is_done()) {
+    complete(operations_.empty() ? std::nullopt : [&] {
+      std::optional<Error> first;
+      for (const weft::Work& one : operations_) {
+        if (!first) first = one.error();
+      }
+      return first;
+    }());
+  } else {
+    when_done([complete](const std::optional<Error>& error) {
+      complete_soon([complete, error] { complete(error); });
+    });
+  }
+  return future_;
+}
+
+}  // namespace weft::python

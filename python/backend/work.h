@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Work of c10d for one or more operations of Weft.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <weft/group.h>
+
+namespace weft::python {
+
+// A call of the backend, as libtorch and its profiler know it.
+struct CallName {
+  c10d::OpType type;
+  const char* operation;  // "all_reduce", for errors
+  const char* title;      // "weft:all_reduce", for the profiler
+};
+
+class IssuedWork final : public c10d::Work {
+ public:
+  // The profiler's event begins here. `outputs` is what result() and the future hold.
+  IssuedWork(int rank, const CallName& name, std::uint64_t number,
+             std::chrono::milliseconds timeout, const std::vector<at::Tensor>& inputs,
+             std::vector<at::Tensor> outputs);
+
+  // Called once, before anybody else sees this object.
+  void issued(std::vector<weft::Work> operations);
+  const std::vector<weft::Work>& operations() const { return operations_; }
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  std::uint64_t getSequencenumber() const override { return number_; }
+  std::chrono::milliseconds getTimeout() const override { return timeout_; }
+
+ private:
+  bool is_done() const;
+  bool is_on_gpu() const;
+  void await(weft::Work& operation, std::chrono::milliseconds limit) const;
+  void when_done(std::function<void(const std::optional<Error>&)> done) const;
+
+  CallName name_;
+  std::uint64_t number_;
+  std::chrono::milliseconds timeout_;
+  std::vector<weft::Work> operations_;
+  std::vector<at::Tensor> outputs_;
+  std::mutex future_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace weft::python

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend "weft" of torch.distributed: joins, carries, ends."""
+
+import unittest
+
+import torch
+import torch.distributed as dist
+from ranks import RanksTest, join
+
+
+def reduce_and_broadcast(rank, size, folder):
+    join(rank, size, folder)
+    sums = torch.full((5,), rank + 1.0)
+    dist.all_reduce(sums)
+    rows = torch.full((3, 2), float(rank))
+    dist.broadcast(rows, 1)
+    dist.barrier()
+    name = dist.get_backend()
+    dist.destroy_process_group()
+    return sums.tolist(), rows.tolist(), name
+
+
+def reduce_async(rank, size, folder):
+    join(rank, size, folder)
+    tensor = torch.tensor([rank + 1])
+    work = dist.all_reduce(tensor, async_op=True)
+    value = work.get_future().then(lambda future: future.value()[0] * 2).wait()
+    work.wait()
+    dist.destroy_process_group()
+    return value.item(), work.is_completed(), work.result()[0].item()
+
+
+def refuse_gaps(rank, size, folder):
+    join(rank, size, folder)
+    import torch_weft
+
+    try:
+        dist.all_reduce(torch.zeros(4, 4)[:, :2])
+    except torch_weft.CallerError as error:
+        caught = error
+    transposed = torch.arange(6.0).reshape(2, 3).t()
+    dist.all_reduce(transposed)
+    dist.destroy_process_group()
+    is_one = isinstance(caught, (dist.DistBackendError,)) and isinstance(caught, ValueError)
+    return is_one, str(caught), caught.operation, transposed.tolist()
+
+
+class Backend(RanksTest):
+    def test_reduces_and_broadcasts(self):
+        for sums, rows, name in self.ranks.run(reduce_and_broadcast):
+            self.assertEqual(sums, [3.0] * 5)
+            self.assertEqual(rows, [[1.0, 1.0]] * 3)
+            self.assertEqual(name, "weft")
+
+    def test_completes_futures(self):
+        self.assertEqual(self.ranks.run(reduce_async), [(6, True, 3)] * 2)
+
+    def test_refuses_tensors_with_gaps(self):
+        for is_one, text, operation, transposed in self.ranks.run(refuse_gaps):
+            self.assertTrue(is_one)
+            self.assertIn("must be contiguous", text)
+            self.assertEqual(operation, "all_reduce")
+            self.assertEqual(transposed, [[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]])
+
+
+if __name__ == "__main__":
+    unittest.main()
