@@ -1,21 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <string>
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/core/GradMode.h>
 
 #include <weft/error.h>
 #include <weft/python/backend/arguments.h>
 
 namespace weft::python {
 
+namespace {
+
+[[noreturn]] void refuse_number(const char* operation, const char* things, std::size_t number) {
+  throw Error(Blame::Caller, std::string(operation) + ": takes a list of one " + things +
+                                 ", and got " + std::to_string(number));
+}
+
+bool is_strided(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided;
+}
+
+}  // namespace
+
 const at::Tensor& only(const char* operation, const std::vector<at::Tensor>& tensors) {
   if (tensors.size() == 1) return tensors.front();
-  throw Error(Blame::Caller, std::string(operation) + ": takes a list of one tensor, and got " +
-                                 std::to_string(tensors.size()));
+  refuse_number(operation, "tensor", tensors.size());
+}
+
+std::vector<at::Tensor>& only(const char* operation, std::vector<std::vector<at::Tensor>>& lists) {
+  if (lists.size() == 1) return lists.front();
+  refuse_number(operation, "list of tensors", lists.size());
+}
+
+void check_pairs(const char* operation, std::size_t outputs, std::size_t inputs) {
+  if (outputs == inputs && outputs > 0) return;
+  throw Error(Blame::Caller, std::string(operation) + ": " + std::to_string(outputs) +
+                                 " outputs for " + std::to_string(inputs) +
+                                 " inputs; it takes one for each, and at least one");
 }
 
 at::Tensor flat(const char* operation, const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_contiguous()) return tensor;
+  if (!is_strided(tensor) || tensor.is_contiguous()) return tensor;
   if (!tensor.is_non_overlapping_and_dense()) {
     throw Error(Blame::Caller,
                 std::string(operation) +
@@ -27,16 +55,67 @@ at::Tensor flat(const char* operation, const at::Tensor& tensor) {
 }
 
 at::Tensor movable(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_contiguous()) return tensor;
-  switch (tensor.scalar_type()) {
+  if (!is_strided(tensor)) return tensor;
+  const at::AutoDispatchBelowADInplaceOrView same_memory;
+  const at::Tensor whole = tensor.contiguous();
+  switch (whole.scalar_type()) {
     case at::kFloat8_e4m3fnuz:
     case at::kFloat8_e5m2fnuz:
     case at::kFloat8_e8m0fnu:
     case at::kComplexHalf: break;
-    default: return tensor;
+    default: return whole;
+  }
+  return (whole.dim() == 0 ? whole.view({1}) : whole).view(at::kByte);
+}
+
+std::vector<at::Tensor> movable(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> all;
+  all.reserve(tensors.size());
+  for (const at::Tensor& one : tensors) all.push_back(movable(one));
+  return all;
+}
+
+at::Tensor Outputs::of(const at::Tensor& output) {
+  if (!is_strided(output) || output.is_contiguous()) return movable(output);
+  at::Tensor instead = at::empty_like(output, at::MemoryFormat::Contiguous);
+  pairs_.emplace_back(output, instead);
+  return movable(instead);
+}
+
+std::vector<at::Tensor> Outputs::of(const std::vector<at::Tensor>& outputs) {
+  std::vector<at::Tensor> all;
+  all.reserve(outputs.size());
+  for (const at::Tensor& one : outputs) all.push_back(of(one));
+  return all;
+}
+
+void Outputs::copy_back() const {
+  const c10::AutoGradMode no_grad(false);
+  for (const auto& [output, instead] : pairs_) output.copy_(instead);
+}
+
+std::vector<at::Tensor> parts_of(const at::Tensor& whole, int count, const at::Tensor& like) {
+  if (whole.numel() != like.numel() * count) {
+    throw Error(Blame::Caller, "a tensor of " + std::to_string(whole.numel()) +
+                                   " elements does not hold " + std::to_string(count) +
+                                   " parts of " + std::to_string(like.numel()));
   }
   const at::AutoDispatchBelowADInplaceOrView same_memory;
-  return tensor.view({-1}).view(at::kByte);
+  std::vector<at::Tensor> parts;
+  const at::Tensor row = whole.view({-1});
+  for (int i = 0; i < count; ++i)
+    parts.push_back(row.narrow(0, i * like.numel(), like.numel()).view(like.sizes()));
+  return parts;
+}
+
+void Reduction::scale(at::Tensor tensor) const {
+  const c10::AutoGradMode no_grad(false);
+  if (factor.defined()) tensor.mul_(factor);
+}
+
+at::Tensor Reduction::scaled(const at::Tensor& tensor) const {
+  const c10::AutoGradMode no_grad(false);
+  return factor.defined() ? tensor.mul(factor.to(tensor.scalar_type())) : tensor;
 }
 
 Reduction reduction_of(const char* operation, const c10d::ReduceOp& op) {

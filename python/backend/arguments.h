@@ -2,7 +2,7 @@
 // What c10d passes, as Weft takes it.
 #pragma once
 
-#include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -12,20 +12,48 @@
 
 namespace weft::python {
 
-// The one tensor of a list. Throws CallerError for any other number.
+// The one element of a list, a tensor or a list of tensors. Throws Caller for any other number.
 const at::Tensor& only(const char* operation, const std::vector<at::Tensor>& tensors);
+std::vector<at::Tensor>& only(const char* operation, std::vector<std::vector<at::Tensor>>& lists);
+
+// Throws Caller if two lists, of which each element belongs to one of the other, differ in length.
+void check_pairs(const char* operation, std::size_t outputs, std::size_t inputs);
 
 // The tensor's memory as a contiguous tensor, for operations that treat all elements alike: a dense
-// tensor in any order of dimensions. Throws CallerError for tensors with gaps.
+// tensor in any order of dimensions. Throws Caller for tensors with gaps.
 at::Tensor flat(const char* operation, const at::Tensor& tensor);
 
-// The same tensor in a type that Weft carries: types that it does not know are moved as bytes.
+// A contiguous tensor of the same elements, in a type that Weft carries: types that it does not
+// know are moved as bytes. Shares memory if the tensor is contiguous.
 at::Tensor movable(const at::Tensor& tensor);
+std::vector<at::Tensor> movable(const std::vector<at::Tensor>& tensors);
+
+// Outputs, with contiguous tensors in the place of those that are not. Those are copied back when
+// the operation has ended.
+class Outputs {
+ public:
+  at::Tensor of(const at::Tensor& output);
+  std::vector<at::Tensor> of(const std::vector<at::Tensor>& outputs);
+  // True if nothing needs to be copied.
+  bool is_direct() const { return pairs_.empty(); }
+  void copy_back() const;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;  // output, the tensor in its place
+};
+
+// The equal parts of a contiguous tensor, each with the shape of `like`.
+std::vector<at::Tensor> parts_of(const at::Tensor& whole, int count, const at::Tensor& like);
 
 // A reduction of c10d: the operator, and the factor that PREMUL_SUM multiplies by first.
 struct Reduction {
   ReduceOp op = ReduceOp::Sum;
   at::Tensor factor;  // undefined: none
+
+  // Multiplies in place.
+  void scale(at::Tensor tensor) const;
+  // The tensor, or a multiplied copy.
+  at::Tensor scaled(const at::Tensor& tensor) const;
 };
 Reduction reduction_of(const char* operation, const c10d::ReduceOp& op);
 

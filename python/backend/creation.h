@@ -9,6 +9,6 @@
 namespace weft::python {
 
 // Blocks until all ranks of the group have called it.
-c10::intrusive_ptr<c10d::Backend> create(const c10d::DistributedBackendOptions& options);
+c10::intrusive_ptr<Backend> create(const c10d::DistributedBackendOptions& options);
 
 }  // namespace weft::python

@@ -192,23 +192,37 @@ std::chrono::milliseconds GroupBackend::limit_of(std::chrono::milliseconds timeo
   return timeout > std::chrono::milliseconds(0) ? std::min(timeout, longest_) : timeout_.load();
 }
 
-c10::intrusive_ptr<c10d::Work> GroupBackend::issue(
-    const CallName& name, std::chrono::milliseconds timeout, c10::Device device,
-    const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
-    const std::function<Works(weft::ProcessGroup&)>& function) {
-  const WithoutGil unlocked;
+std::vector<weft::ProcessGroup> GroupBackend::limited_groups(
+    std::chrono::milliseconds timeout) const {
+  std::vector<weft::ProcessGroup> all = groups();
   const auto limit = limit_of(timeout);
-  auto work = c10::make_intrusive<IssuedWork>(getRank(), name, ++number_, limit, inputs, outputs);
-  translated(name.operation, [&] {
-    weft::ProcessGroup group = group_for(device);
+  for (weft::ProcessGroup& one : all) {
+    if (limit < longest_) one = one.with_timeout(limit);
+  }
+  return all;
+}
+
+c10::intrusive_ptr<c10d::Work> GroupBackend::issue(
+    Call call, const std::function<Works(weft::ProcessGroup&, Outputs&)>& function) {
+  const WithoutGil unlocked;
+  const auto limit = limit_of(call.timeout);
+  auto work = c10::make_intrusive<IssuedWork>(getRank(), call.name, ++number_, limit, call.inputs,
+                                              call.outputs);
+  Outputs outputs;
+  translated(call.name.operation, [&] {
+    weft::ProcessGroup group = group_for(call.device);
     if (limit < longest_) group = group.with_timeout(limit);
-    work->issued(function(group));
+    work->issued(function(group, outputs));
   });
+  if (!outputs.is_direct()) {
+    work->wait(::kNoTimeout);
+    outputs.copy_back();
+  }
   const std::lock_guard lock(mutex_);
   if (coalesced_) {
     const Works& works = work->operations();
     coalesced_->operations.insert(coalesced_->operations.end(), works.begin(), works.end());
-    coalesced_->outputs.insert(coalesced_->outputs.end(), outputs.begin(), outputs.end());
+    coalesced_->outputs.insert(coalesced_->outputs.end(), call.outputs.begin(), call.outputs.end());
   }
   return work;
 }

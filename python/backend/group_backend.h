@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <weft/group.h>
+#include <weft/python/backend/arguments.h>
 #include <weft/python/backend/work.h>
 
 namespace weft::python {
@@ -40,6 +41,8 @@ class GroupBackend : public c10d::Backend {
 
   // The group that carries CPU tensors. Throws CallerError after shutdown().
   weft::ProcessGroup group() const;
+  // False after shutdown().
+  bool is_present() const { return !groups().empty(); }
   // Leaves all groups of this process as the interpreter ends: politely, as shutdown() does, or at
   // once and without a word, as if the process had been killed.
   static void leave_all(bool politely);
@@ -47,19 +50,26 @@ class GroupBackend : public c10d::Backend {
  protected:
   using Works = std::vector<weft::Work>;
 
-  // Calls the function with the group for the device and the time limit of the call. Every work it
-  // returns belongs to the operation.
-  c10::intrusive_ptr<c10d::Work> issue(const CallName& name, std::chrono::milliseconds timeout,
-                                       c10::Device device, const std::vector<at::Tensor>& inputs,
-                                       std::vector<at::Tensor> outputs,
-                                       const std::function<Works(weft::ProcessGroup&)>& function);
+  struct Call {
+    CallName name;
+    std::chrono::milliseconds timeout;  // of this call; not positive: the group's
+    c10::Device device;
+    std::vector<at::Tensor> inputs;   // that the profiler shows
+    std::vector<at::Tensor> outputs;  // the result
+  };
+  // Calls the function with the group for the device, limited to the time of the call. All works
+  // that it returns belong to the operation. If outputs were replaced, waits and copies them back.
+  c10::intrusive_ptr<c10d::Work> issue(
+      Call call, const std::function<Works(weft::ProcessGroup&, Outputs&)>& function);
   // The limit of a call: its own, or the group's.
   std::chrono::milliseconds limit_of(std::chrono::milliseconds timeout) const;
-  // The groups that exist: for CPU tensors, and perhaps one for CUDA tensors.
-  std::vector<weft::ProcessGroup> groups() const;
+  // The groups that exist, for CPU tensors and perhaps for CUDA tensors, limited in time.
+  std::vector<weft::ProcessGroup> limited_groups(std::chrono::milliseconds timeout) const;
+  std::chrono::milliseconds longest() const { return longest_; }
 
  private:
   weft::ProcessGroup group_for(c10::Device device);
+  std::vector<weft::ProcessGroup> groups() const;
   void leave(std::chrono::milliseconds limit);
 
   mutable std::mutex mutex_;

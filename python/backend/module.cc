@@ -12,6 +12,10 @@ PYBIND11_MODULE(_weft, module) {
   module.doc() = "The backend \"weft\" of torch.distributed";
   // torch.distributed's own classes, of which those below are made.
   py::module_::import("torch.distributed");
+  py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "Backend")
+      // Called on ranks that are not in a group which torch.distributed splits off; Weft's groups
+      // need nothing of them.
+      .def("perform_nocolor_split", [](const Backend&, const py::object&) {});
   module.def("create", &create, py::arg("options"), py::call_guard<py::gil_scoped_release>());
   module.def("set_main_thread", &set_main_thread, py::arg("id"));
   module.def("leave_all", &GroupBackend::leave_all, py::arg("politely"),

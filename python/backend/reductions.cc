@@ -1,44 +1,167 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations that combine elements, and barrier.
-#include <c10/core/GradMode.h>
+#include <algorithm>
 
 #include <weft/python/backend/arguments.h>
 #include <weft/python/backend/backend.h>
 #include <weft/python/backend/errors.h>
+#include <weft/python/backend/interpreter.h>
 
 namespace weft::python {
 
 namespace {
 
-constexpr CallName kAllReduce{c10d::OpType::ALLREDUCE, "all_reduce", "weft:all_reduce"};
-constexpr CallName kBarrier{c10d::OpType::BARRIER, "barrier", "weft:barrier"};
+using c10d::OpType;
+
+constexpr CallName kAllReduce{OpType::ALLREDUCE, "all_reduce", "weft:all_reduce"};
+constexpr CallName kAllReduceSparse{OpType::_ALLREDUCE_SPARSE, "all_reduce",
+                                    "weft:sparse_all_reduce"};
+constexpr CallName kAllReduceCoalesced{OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced",
+                                       "weft:all_reduce"};
+constexpr CallName kReduce{OpType::REDUCE, "reduce", "weft:reduce"};
+constexpr CallName kReduceScatter{OpType::REDUCE_SCATTER, "reduce_scatter", "weft:reduce_scatter"};
+constexpr CallName kReduceScatterInto{OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_into",
+                                      "weft:_reduce_scatter_base"};
+constexpr CallName kReduceScatterCoalesced{OpType::REDUCE_SCATTER_TENSOR_COALESCED,
+                                           "reduce_scatter_coalesced",
+                                           "weft:reduce_scatter_coalesced"};
+constexpr CallName kBarrier{OpType::BARRIER, "barrier", "weft:barrier"};
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Work> Backend::allreduce(std::vector<at::Tensor>& tensors,
-                                                  const c10d::AllreduceOptions& options) {
+WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const char* const name = kAllReduce.operation;
   return translated(name, [&] {
     const at::Tensor& tensor = only(name, tensors);
+    if (tensor.defined() && tensor.layout() == at::kSparse)
+      return allreduce_sparse(tensors, options);
     const Reduction reduction = reduction_of(name, options.reduceOp);
-    return issue(kAllReduce, options.timeout, tensor.device(), tensors, tensors,
-                 [&](weft::ProcessGroup& group) -> Works {
-                   const c10::AutoGradMode no_grad(false);
-                   if (reduction.factor.defined()) at::Tensor(tensor).mul_(reduction.factor);
-                   return {group.all_reduce(flat(name, tensor), reduction.op)};
+    return issue({kAllReduce, options.timeout, tensor.device(), tensors, tensors},
+                 [&](weft::ProcessGroup& group, Outputs&) -> Works {
+                   const at::Tensor data = flat(name, tensor);
+                   reduction.scale(data);
+                   return {group.all_reduce(data, reduction.op)};
                  });
   });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::barrier(const c10d::BarrierOptions& options) {
-  return issue(kBarrier, options.timeout, c10::Device(c10::kCPU), {}, {},
-               [&](weft::ProcessGroup&) -> Works {
-                 const auto limit = limit_of(options.timeout);
+WorkPointer Backend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const char* const name = kAllReduceSparse.operation;
+  return translated(name, [&] {
+    const at::Tensor& tensor = only(name, tensors);
+    const Reduction reduction = reduction_of(name, options.reduceOp);
+    return issue({kAllReduceSparse, options.timeout, tensor.device(), {}, tensors},
+                 [&](weft::ProcessGroup& group, Outputs&) -> Works {
+                   // Weft's call waits for the other ranks.
+                   interruptible([group, tensor, op = reduction.op]() mutable {
+                     group.all_reduce(tensor, op).wait();
+                   });
+                   return {};
+                 });
+  });
+}
+
+WorkPointer Backend::allreduce_coalesced(Tensors& tensors,
+                                         const c10d::AllreduceCoalescedOptions& options) {
+  const char* const name = kAllReduceCoalesced.operation;
+  return translated(name, [&] {
+    check_pairs(name, tensors.size(), tensors.size());
+    const Reduction reduction = reduction_of(name, options.reduceOp);
+    return issue({kAllReduceCoalesced, options.timeout, tensors.front().device(), tensors, tensors},
+                 [&](weft::ProcessGroup& group, Outputs&) -> Works {
+                   Works works;
+                   for (const at::Tensor& tensor : tensors) {
+                     const at::Tensor data = flat(name, tensor);
+                     reduction.scale(data);
+                     works.push_back(group.all_reduce(data, reduction.op));
+                   }
+                   return works;
+                 });
+  });
+}
+
+WorkPointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const char* const name = kReduce.operation;
+  return translated(name, [&] {
+    const at::Tensor& tensor = only(name, tensors);
+    const Reduction reduction = reduction_of(name, options.reduceOp);
+    const int root = static_cast<int>(options.rootRank);
+    return issue({kReduce, options.timeout, tensor.device(), tensors, tensors},
+                 [&](weft::ProcessGroup& group, Outputs&) -> Works {
+                   at::Tensor data = flat(name, tensor);
+                   if (getRank() == root) {
+                     reduction.scale(data);
+                   } else {
+                     data = reduction.scaled(data);
+                   }
+                   return {group.reduce(data, root, reduction.op)};
+                 });
+  });
+}
+
+WorkPointer Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                    const c10d::ReduceScatterOptions& options) {
+  const char* const name = kReduceScatter.operation;
+  return translated(name, [&] {
+    const at::Tensor& output = only(name, outputs);
+    const Tensors& own = only(name, inputs);
+    const Reduction reduction = reduction_of(name, options.reduceOp);
+    return issue({kReduceScatter, options.timeout, output.device(), own, outputs},
+                 [&](weft::ProcessGroup& group, Outputs& to) -> Works {
+                   Tensors from;
+                   for (const at::Tensor& one : own)
+                     from.push_back(reduction.scaled(one).contiguous());
+                   return {group.reduce_scatter(to.of(output), from, reduction.op)};
+                 });
+  });
+}
+
+WorkPointer Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                          const c10d::ReduceScatterOptions& options) {
+  return translated(kReduceScatterInto.operation, [&] {
+    const Reduction reduction = reduction_of(kReduceScatterInto.operation, options.reduceOp);
+    return issue({kReduceScatterInto, options.timeout, output.device(), {input}, {output}},
+                 [&](weft::ProcessGroup& group, Outputs& to) -> Works {
+                   return {group.reduce_scatter_into(
+                       to.of(output), reduction.scaled(input).contiguous(), reduction.op)};
+                 });
+  });
+}
+
+WorkPointer Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                     const c10d::ReduceScatterOptions& options) {
+  const char* const name = kReduceScatterCoalesced.operation;
+  return translated(name, [&] {
+    check_pairs(name, outputs.size(), inputs.size());
+    const Reduction reduction = reduction_of(name, options.reduceOp);
+    return issue(
+        {kReduceScatterCoalesced, options.timeout, outputs.front().device(), inputs, outputs},
+        [&](weft::ProcessGroup& group, Outputs& to) -> Works {
+          Works works;
+          for (std::size_t i = 0; i < inputs.size(); ++i) {
+            works.push_back(group.reduce_scatter_into(
+                to.of(outputs[i]), reduction.scaled(inputs[i]).contiguous(), reduction.op));
+          }
+          return works;
+        });
+  });
+}
+
+WorkPointer Backend::barrier(const c10d::BarrierOptions& options) {
+  return issue({kBarrier, options.timeout, c10::Device(c10::kCPU), {}, {}},
+               [&](weft::ProcessGroup&, Outputs&) -> Works {
                  Works works;
-                 for (weft::ProcessGroup& one : groups())
-                   works.push_back(one.with_timeout(limit).barrier());
+                 for (const weft::ProcessGroup& one : limited_groups(options.timeout))
+                   works.push_back(weft::ProcessGroup(one).barrier());
                  return works;
                });
+}
+
+void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
+  translated("monitored_barrier", [&] {
+    interruptible([group = group(), limit = limit_of(options.timeout)]() mutable {
+      group.monitored_barrier(limit);
+    });
+  });
 }
 
 }  // namespace weft::python
