@@ -31,9 +31,14 @@ c10::intrusive_ptr<Backend> known_world() {
   return one.backend.lock();
 }
 
-std::optional<c10::Device> bound_gpu(const c10d::DistributedBackendOptions& options) {
-  const auto bound = options.process_group ? options.process_group->getBoundDeviceId()
-                                           : std::optional<at::Device>();
+// The GPU that init_process_group(device_id=…) names. libtorch's options hold the process group in
+// later releases than 2.11.
+template <class GroupOptions>
+std::optional<c10::Device> bound_gpu(const GroupOptions& options) {
+  std::optional<c10::Device> bound;
+  if constexpr (requires { options.process_group; }) {
+    if (options.process_group) bound = options.process_group->getBoundDeviceId();
+  }
   return bound && bound->is_cuda() ? bound : std::nullopt;
 }
 

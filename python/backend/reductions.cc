@@ -21,8 +21,12 @@ constexpr CallName kReduce{OpType::REDUCE, "reduce", "weft:reduce"};
 constexpr CallName kReduceScatter{OpType::REDUCE_SCATTER, "reduce_scatter", "weft:reduce_scatter"};
 constexpr CallName kReduceScatterInto{OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_into",
                                       "weft:_reduce_scatter_base"};
-constexpr CallName kReduceScatterCoalesced{OpType::REDUCE_SCATTER_TENSOR_COALESCED,
-                                           "reduce_scatter_coalesced",
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+constexpr auto kCoalescedScatters = OpType::REDUCE_SCATTER_TENSOR_COALESCED;
+#else
+constexpr auto kCoalescedScatters = OpType::_REDUCE_SCATTER_BASE;
+#endif
+constexpr CallName kReduceScatterCoalesced{kCoalescedScatters, "reduce_scatter_coalesced",
                                            "weft:reduce_scatter_coalesced"};
 constexpr CallName kBarrier{OpType::BARRIER, "barrier", "weft:barrier"};
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/headeronly/version.h>
 
 #include <weft/group.h>
 
@@ -44,7 +45,9 @@ class IssuedWork final : public c10d::Work {
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   std::uint64_t getSequencenumber() const override { return number_; }
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   std::chrono::milliseconds getTimeout() const override { return timeout_; }
+#endif
 
  private:
   bool is_done() const;
@@ -54,7 +57,7 @@ class IssuedWork final : public c10d::Work {
 
   CallName name_;
   std::uint64_t number_;
-  std::chrono::milliseconds timeout_;
+  [[maybe_unused]] std::chrono::milliseconds timeout_;
   std::vector<weft::Work> operations_;
   std::vector<at::Tensor> outputs_;
   std::mutex future_mutex_;
