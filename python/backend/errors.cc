@@ -47,10 +47,15 @@ const char* class_name(Blame blame) {
   }
 }
 
+// Programs over c10d look for the word " timeout " in the text.
+std::string text_for_python(const Error& error) {
+  return error.text() + (error.blame() == Blame::Timeout ? " (the timeout has passed)" : "");
+}
+
 }  // namespace
 
 Failure::Failure(const Error& error, std::string operation)
-    : torch::PyTorchError(error.text()), blame_(error.blame()) {
+    : torch::PyTorchError(text_for_python(error)), blame_(error.blame()) {
   recent().add(msg, {error.ranks(), std::move(operation)});
 }
 

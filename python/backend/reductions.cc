@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include <weft/python/backend/arguments.h>
 #include <weft/python/backend/backend.h>
@@ -160,11 +162,38 @@ WorkPointer Backend::barrier(const c10d::BarrierOptions& options) {
                });
 }
 
-void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
+namespace {
+
+// Adds c10d's own words to the error of a monitored barrier, because programs look for them.
+Error in_words_of_c10d(const Error& error, int rank, bool names_all, bool has_time) {
+  const std::string self = "Rank " + std::to_string(rank);
+  if (rank != 0) {
+    return error.with_text(error.text() + " (" + self +
+                           " successfully reached monitoredBarrier, but received errors while "
+                           "waiting for send/recv from rank 0)");
+  }
+  std::vector<int> missing = error.ranks();
+  if (missing.empty() || !has_time)
+    return error.with_text(error.text() + " (" + self + " timed out in monitoredBarrier)");
+  if (!names_all) missing.resize(1);
+  std::string names = names_all ? "Ranks " : "Rank ";
+  for (std::size_t i = 0; i < missing.size(); ++i)
+    names += (i == 0 ? "" : ", ") + std::to_string(missing[i]);
+  return error.with_text(error.text() + " (" + names + " failed to pass monitoredBarrier)");
+}
+
+}  // namespace
+
+void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  const bool has_time = options.timeout.count() != 0;
+  const auto limit = has_time ? limit_of(options.timeout) : std::chrono::milliseconds(0);
   translated("monitored_barrier", [&] {
-    interruptible([group = group(), limit = limit_of(options.timeout)]() mutable {
-      group.monitored_barrier(limit);
-    });
+    try {
+      interruptible([group = group(), limit]() mutable { group.monitored_barrier(limit); });
+    } catch (const Error& error) {
+      if (error.blame() != Blame::Timeout && error.blame() != Blame::PeerLost) throw;
+      throw in_words_of_c10d(error, getRank(), wait_all_ranks, has_time);
+    }
   });
 }
 
