@@ -47,6 +47,9 @@ class MovingBackend : public GroupBackend {
   WorkPointer recvAnysource(Tensors& tensors, int tag) override;
 };
 
+// Names this rank to the others when a group is reconfigured; begins with the rank it had first.
+std::string new_handle(int rank);
+
 // The operations that combine elements, and barriers.
 class Backend final : public MovingBackend {
  public:
@@ -71,6 +74,25 @@ class Backend final : public MovingBackend {
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                           const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& options) override;
+  bool supportsShrinking() const override { return true; }
+  // A group of the ranks of this one that are not excluded. Needs no excluded rank: they may be
+  // lost.
+  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<std::int64_t>& ranks_to_exclude,
+                                           int flags,
+                                           const c10::intrusive_ptr<Options>& options) override;
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  bool supportsReconfigure() const override { return true; }
+  c10d::ReconfigureHandle get_reconfigure_handle() const override { return handle_; }
+  WorkPointer reconfigure(const c10d::ReconfigureOptions& options) override;
+#endif
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> part(const c10::intrusive_ptr<c10d::Store>& store,
+                                         const std::vector<int>& ranks,
+                                         const c10::intrusive_ptr<Options>& options);
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  const std::string handle_ = new_handle(getRank());
+#endif
 };
 
 }  // namespace weft::python

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <utility>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <weft/python/backend/creation.h>
 #include <weft/python/backend/errors.h>
-#include <weft/python/backend/interpreter.h>
 
 namespace weft::python {
 
@@ -31,6 +27,12 @@ c10::intrusive_ptr<Backend> known_world() {
   return one.backend.lock();
 }
 
+void set_world(const c10::intrusive_ptr<Backend>& backend) {
+  World& one = world();
+  const std::lock_guard lock(one.mutex);
+  one.backend = c10::weak_intrusive_ptr<Backend>(backend);
+}
+
 // The GPU that init_process_group(device_id=…) names. libtorch's options hold the process group in
 // later releases than 2.11.
 template <class GroupOptions>
@@ -42,27 +44,11 @@ std::optional<c10::Device> bound_gpu(const GroupOptions& options) {
   return bound && bound->is_cuda() ? bound : std::nullopt;
 }
 
-// Calls a function that makes a group and blocks until the other ranks have called it too.
-template <class Function>
-weft::ProcessGroup made_by(Function function) {
-  // Shared, since the call goes on after Ctrl-C.
-  const auto made = std::make_shared<weft::ProcessGroup>();
-  interruptible([made, function]() mutable { *made = function(); });
-  return *made;
-}
-
-weft::ProcessGroup join(const c10d::DistributedBackendOptions& options,
-                        std::chrono::milliseconds timeout) {
-  weft::ProcessGroupOptions wanted;
-  const auto gpu = bound_gpu(options);
-  wanted.backend = gpu ? "weft" : "cpu:weft";
-  wanted.device = gpu.value_or(c10::Device(c10::kCPU));
-  wanted.rank = options.group_rank;
-  wanted.world_size = options.group_size;
-  wanted.store = options.store;
-  wanted.group_name = options.group_id;
-  wanted.timeout = timeout;
-  return made_by([wanted] { return weft::init_process_group(wanted); });
+// True if the group joins later, by reconfigure().
+template <class GroupOptions>
+bool joins_later(const GroupOptions& options) {
+  if constexpr (requires { options.enable_reconfigure; }) return options.enable_reconfigure;
+  return false;
 }
 
 // The ranks of the new group among the ranks of the first one, if it has all of them in c10d's
@@ -79,15 +65,13 @@ std::optional<std::vector<int>> ranks_in(const Backend& first,
   return ranks;
 }
 
-weft::ProcessGroup make(const c10d::DistributedBackendOptions& options,
-                        std::chrono::milliseconds timeout) {
+weft::ProcessGroup make(const c10d::DistributedBackendOptions& options, const Place& place) {
   const auto first = known_world();
-  if (!first || !first->is_present()) return join(options, timeout);
-  const auto ranks = ranks_in(*first, options);
-  if (!ranks) return join(options, timeout);
+  const auto ranks = first && first->is_present() ? ranks_in(*first, options) : std::nullopt;
+  if (!ranks) return join(options.store, place, bound_gpu(options));
   weft::ProcessGroupOptions wanted;
-  wanted.group_name = options.group_id;
-  wanted.timeout = timeout;
+  wanted.group_name = place.name;
+  wanted.timeout = place.timeout;
   if (const auto gpu = bound_gpu(options); gpu && !first->group().device().is_cuda()) {
     wanted.backend = "weft";
     wanted.device = *gpu;
@@ -99,37 +83,35 @@ weft::ProcessGroup make(const c10d::DistributedBackendOptions& options,
 
 }  // namespace
 
-c10::intrusive_ptr<Backend> create(const c10d::DistributedBackendOptions& options) {
-  const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.timeout);
-  const bool is_world = options.global_ranks_in_group.empty();
-  return translated(is_world ? "init_process_group" : "new_group", [&] {
-    auto group = is_world ? join(options, timeout) : make(options, timeout);
-    auto backend =
-        c10::make_intrusive<Backend>(std::move(group), options.store, options.group_id, timeout);
-    if (is_world) {
-      World& one = world();
-      const std::lock_guard lock(one.mutex);
-      one.backend = c10::weak_intrusive_ptr<Backend>(backend);
-    }
-    return backend;
-  });
+weft::ProcessGroup join(const c10::intrusive_ptr<c10d::Store>& store, const Place& place,
+                        std::optional<c10::Device> gpu) {
+  weft::ProcessGroupOptions wanted;
+  wanted.backend = gpu ? "weft" : "cpu:weft";
+  wanted.device = gpu.value_or(c10::Device(c10::kCPU));
+  wanted.rank = place.rank;
+  wanted.world_size = place.size;
+  wanted.store = store;
+  wanted.group_name = place.name;
+  wanted.timeout = place.timeout;
+  return made_by([wanted] { return weft::init_process_group(wanted); });
 }
 
-c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& store,
-                                                 const std::vector<int>& ranks,
-                                                 const c10::intrusive_ptr<Options>& options) {
-  const bool is_member = std::find(ranks.begin(), ranks.end(), getRank()) != ranks.end();
-  if (!is_member) return nullptr;
-  const auto timeout = options ? std::min(options->timeout, longest()) : longest();
-  const std::string name = options ? options->group_name : "";
-  return translated("split_group", [&] {
-    weft::ProcessGroupOptions wanted;
-    wanted.group_name = name;
-    wanted.timeout = timeout;
-    auto made = made_by(
-        [parent = group(), ranks, wanted]() mutable { return parent.new_group(ranks, wanted); });
-    return c10::intrusive_ptr<c10d::Backend>(
-        c10::make_intrusive<Backend>(std::move(made), store, name, timeout));
+void follow_world(const Backend& first, const c10::intrusive_ptr<Backend>& second) {
+  if (known_world().get() == &first) set_world(second);
+}
+
+c10::intrusive_ptr<Backend> create(const c10d::DistributedBackendOptions& options) {
+  const Place place{options.group_rank, options.group_size, options.group_id,
+                    std::chrono::duration_cast<std::chrono::milliseconds>(options.timeout)};
+  const bool is_world = options.global_ranks_in_group.empty();
+  return translated(is_world ? "init_process_group" : "new_group", [&] {
+    weft::ProcessGroup group;
+    if (!joins_later(options)) {
+      group = is_world ? join(options.store, place, bound_gpu(options)) : make(options, place);
+    }
+    auto backend = c10::make_intrusive<Backend>(std::move(group), options.store, place);
+    if (is_world) set_world(backend);
+    return backend;
   });
 }
 

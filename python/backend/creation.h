@@ -2,13 +2,34 @@
 // Makes the backend of a process group of torch.distributed.
 #pragma once
 
+#include <memory>
+#include <optional>
+#include <utility>
+
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <weft/python/backend/backend.h>
+#include <weft/python/backend/interpreter.h>
 
 namespace weft::python {
 
 // Blocks until all ranks of the group have called it.
 c10::intrusive_ptr<Backend> create(const c10d::DistributedBackendOptions& options);
+
+// Joins the ranks that meet at the store.
+weft::ProcessGroup join(const c10::intrusive_ptr<c10d::Store>& store, const Place& place,
+                        std::optional<c10::Device> gpu);
+
+// If the first is the world, of which new groups are made, the second takes its place.
+void follow_world(const Backend& first, const c10::intrusive_ptr<Backend>& second);
+
+// Calls a function that makes a group and blocks until the other ranks have called it too.
+template <class Function>
+weft::ProcessGroup made_by(Function function) {
+  // Shared, since the call goes on after Ctrl-C.
+  const auto made = std::make_shared<weft::ProcessGroup>();
+  interruptible([made, function]() mutable { *made = function(); });
+  return *made;
+}
 
 }  // namespace weft::python

@@ -47,15 +47,18 @@ const char* class_name(Blame blame) {
   }
 }
 
-// Programs over c10d look for the word " timeout " in the text.
-std::string text_for_python(const Error& error) {
-  return error.text() + (error.blame() == Blame::Timeout ? " (the timeout has passed)" : "");
+// Begins with the operation, also where a group that is broken refuses the next one. Programs over
+// c10d look for the word " timeout " in the text.
+std::string text_for_python(const Error& error, const std::string& operation) {
+  const bool is_named = error.text().find(operation) != std::string::npos;
+  return (is_named ? "" : operation + ": ") + error.text() +
+         (error.blame() == Blame::Timeout ? " (the timeout has passed)" : "");
 }
 
 }  // namespace
 
 Failure::Failure(const Error& error, std::string operation)
-    : torch::PyTorchError(text_for_python(error)), blame_(error.blame()) {
+    : torch::PyTorchError(text_for_python(error, operation)), blame_(error.blame()) {
   recent().add(msg, {error.ranks(), std::move(operation)});
 }
 

@@ -40,13 +40,12 @@ constexpr CallName kCoalesced{c10d::OpType::COALESCED, "coalesced operations", "
 }  // namespace
 
 GroupBackend::GroupBackend(weft::ProcessGroup group, c10::intrusive_ptr<c10d::Store> store,
-                           std::string name, std::chrono::milliseconds timeout)
-    : c10d::Backend(group.rank(), group.size()),
+                           Place place)
+    : c10d::Backend(place.rank, place.size),
       group_(std::move(group)),
       store_(std::move(store)),
-      name_(std::move(name)),
-      longest_(timeout),
-      timeout_(timeout) {
+      place_(std::move(place)),
+      timeout_(place_.timeout) {
   init();
   Present& all = present();
   const std::lock_guard lock(all.mutex);
@@ -78,20 +77,20 @@ GroupBackend::~GroupBackend() {
 
 c10::intrusive_ptr<c10d::Backend::Options> GroupBackend::getBackendOptions() {
   auto options = c10::make_intrusive<Options>("weft", timeout_.load());
-  options->group_name = name_;
+  options->group_name = place_.name;
   const auto ranks = group().ranks();
   options->global_ranks_in_group.assign(ranks.begin(), ranks.end());
   return options;
 }
 
 void GroupBackend::setTimeout(std::chrono::milliseconds timeout) {
-  if (timeout > longest_) {
-    TORCH_WARN("weft: the timeout of group '", name_, "' cannot be raised to ", timeout.count(),
-               " ms, above the ", longest_.count(),
+  if (timeout > place_.timeout) {
+    TORCH_WARN("weft: the timeout of group '", place_.name, "' cannot be raised to ",
+               timeout.count(), " ms, above the ", place_.timeout.count(),
                " ms that it was made with, and stays at those; give the longest that you need to "
                "init_process_group or new_group");
   }
-  timeout_ = std::min(timeout, longest_);
+  timeout_ = std::min(timeout, place_.timeout);
 }
 
 c10d::ErrorType GroupBackend::getError() {
@@ -115,21 +114,17 @@ void GroupBackend::abort() {
   });
 }
 
-void GroupBackend::shutdown() { leave(longest_); }
+void GroupBackend::shutdown() { leave(place_.timeout); }
 
 void GroupBackend::leave(std::chrono::milliseconds limit) {
-  std::vector<weft::ProcessGroup> left = groups();
-  {
-    const std::lock_guard lock(mutex_);
-    group_ = cuda_group_ = {};
-  }
+  std::vector<weft::ProcessGroup> left = taken_groups();
   Present& all = present();
   {
     const std::lock_guard lock(all.mutex);
     all.backends.erase(this);
   }
   if (left.empty()) return;
-  interruptible([left = std::move(left), limit, name = name_]() mutable {
+  interruptible([left = std::move(left), limit, name = place_.name]() mutable {
     // The CUDA group was made of the other one, which goes last.
     for (; !left.empty(); left.pop_back()) {
       try {
@@ -152,16 +147,32 @@ void GroupBackend::leave_all(bool politely) {
       if (!politely || all.backends.empty()) return;
       next = *all.backends.begin();
     }
-    next->leave(next->longest_);
+    next->leave(next->longest());
   }
+}
+
+std::vector<weft::ProcessGroup> GroupBackend::taken_groups() {
+  std::vector<weft::ProcessGroup> taken = groups();
+  const std::lock_guard lock(mutex_);
+  group_ = cuda_group_ = {};
+  return taken;
+}
+
+void GroupBackend::replace(weft::ProcessGroup group, const Place& place) {
+  const std::lock_guard lock(mutex_);
+  group_ = std::move(group);
+  place_ = place;
+  rank_ = place.rank;
+  size_ = place.size;
+  coalesced_.reset();
 }
 
 weft::ProcessGroup GroupBackend::group() const {
   const std::lock_guard lock(mutex_);
   if (!group_) {
-    throw Failure(Error(Blame::Caller, "the process group '" + name_ +
-                                           "' has been shut down (destroy_process_group); make a "
-                                           "new one to go on"),
+    throw Failure(Error(Blame::Caller, "the process group '" + place_.name +
+                                           "' has been shut down, or waits for "
+                                           "its first _reconfigure; make a new one to go on"),
                   "");
   }
   return group_;
@@ -183,13 +194,14 @@ weft::ProcessGroup GroupBackend::group_for(c10::Device device) {
     std::vector<int> everyone(static_cast<std::size_t>(group.size()));
     std::iota(everyone.begin(), everyone.end(), 0);
     cuda_group_ =
-        group.new_group(everyone, {.backend = "weft", .timeout = longest_, .device = device});
+        group.new_group(everyone, {.backend = "weft", .timeout = place_.timeout, .device = device});
   }
   return cuda_group_;
 }
 
 std::chrono::milliseconds GroupBackend::limit_of(std::chrono::milliseconds timeout) const {
-  return timeout > std::chrono::milliseconds(0) ? std::min(timeout, longest_) : timeout_.load();
+  return timeout > std::chrono::milliseconds(0) ? std::min(timeout, place_.timeout)
+                                                : timeout_.load();
 }
 
 std::vector<weft::ProcessGroup> GroupBackend::limited_groups(
@@ -197,7 +209,7 @@ std::vector<weft::ProcessGroup> GroupBackend::limited_groups(
   std::vector<weft::ProcessGroup> all = groups();
   const auto limit = limit_of(timeout);
   for (weft::ProcessGroup& one : all) {
-    if (limit < longest_) one = one.with_timeout(limit);
+    if (limit < place_.timeout) one = one.with_timeout(limit);
   }
   return all;
 }
@@ -211,7 +223,7 @@ c10::intrusive_ptr<c10d::Work> GroupBackend::issue(
   Outputs outputs;
   translated(call.name.operation, [&] {
     weft::ProcessGroup group = group_for(call.device);
-    if (limit < longest_) group = group.with_timeout(limit);
+    if (limit < place_.timeout) group = group.with_timeout(limit);
     work->issued(function(group, outputs));
   });
   if (!outputs.is_direct()) {

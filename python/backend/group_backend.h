@@ -20,11 +20,18 @@
 
 namespace weft::python {
 
+// What c10d gives a group.
+struct Place {
+  int rank = 0;
+  int size = 0;
+  std::string name;
+  std::chrono::milliseconds timeout{0};  // of joining, and of each operation
+};
+
 class GroupBackend : public c10d::Backend {
  public:
-  // `store` is the one by which the ranks met; `name` is c10d's name of the group.
-  GroupBackend(weft::ProcessGroup group, c10::intrusive_ptr<c10d::Store> store, std::string name,
-               std::chrono::milliseconds timeout);
+  // The group is empty if it is made later, by replace(). `store` is the one by which ranks meet.
+  GroupBackend(weft::ProcessGroup group, c10::intrusive_ptr<c10d::Store> store, Place place);
   ~GroupBackend() override;
 
   const std::string getBackendName() const override { return "weft"; }
@@ -65,7 +72,12 @@ class GroupBackend : public c10d::Backend {
   std::chrono::milliseconds limit_of(std::chrono::milliseconds timeout) const;
   // The groups that exist, for CPU tensors and perhaps for CUDA tensors, limited in time.
   std::vector<weft::ProcessGroup> limited_groups(std::chrono::milliseconds timeout) const;
-  std::chrono::milliseconds longest() const { return longest_; }
+  std::chrono::milliseconds longest() const { return place_.timeout; }
+  const Place& place() const { return place_; }
+  const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
+  // Takes the groups away, of which the caller drops the last handles.
+  std::vector<weft::ProcessGroup> taken_groups();
+  void replace(weft::ProcessGroup group, const Place& place);
 
  private:
   weft::ProcessGroup group_for(c10::Device device);
@@ -75,8 +87,7 @@ class GroupBackend : public c10d::Backend {
   mutable std::mutex mutex_;
   weft::ProcessGroup group_, cuda_group_;  // empty after shutdown(), guarded by mutex_
   c10::intrusive_ptr<c10d::Store> store_;
-  std::string name_;
-  std::chrono::milliseconds longest_;  // the limit that the groups were made with
+  Place place_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> number_{0};
   struct Coalesced {

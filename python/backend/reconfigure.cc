@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group that goes on with other ranks: reconfigure, shrink, split.
+#include <algorithm>
+#include <random>
+#include <sstream>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <weft/python/backend/backend.h>
+#include <weft/python/backend/creation.h>
+#include <weft/python/backend/errors.h>
+
+namespace weft::python {
+
+c10::intrusive_ptr<c10d::Backend> Backend::part(const c10::intrusive_ptr<c10d::Store>& store,
+                                                const std::vector<int>& ranks,
+                                                const c10::intrusive_ptr<Options>& options) {
+  const bool is_member = std::find(ranks.begin(), ranks.end(), getRank()) != ranks.end();
+  if (!is_member) return nullptr;
+  const auto timeout = options ? std::min(options->timeout, longest()) : longest();
+  weft::ProcessGroupOptions wanted;
+  wanted.group_name = options ? options->group_name : "";
+  wanted.timeout = timeout;
+  auto made = made_by(
+      [parent = group(), ranks, wanted]() mutable { return parent.new_group(ranks, wanted); });
+  const Place place{made.rank(), made.size(), wanted.group_name, timeout};
+  return c10::make_intrusive<Backend>(std::move(made), store, place);
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 const std::vector<int>& ranks,
+                                                 const c10::intrusive_ptr<Options>& options) {
+  return translated("split_group", [&] { return part(store, ranks, options); });
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<std::int64_t>& ranks_to_exclude,
+                                                  int, const c10::intrusive_ptr<Options>& options) {
+  return translated("shrink_group", [&] {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < getSize(); ++rank) {
+      if (std::find(ranks_to_exclude.begin(), ranks_to_exclude.end(), rank) ==
+          ranks_to_exclude.end())
+        ranks.push_back(rank);
+    }
+    auto smaller = part(store(), ranks, options);
+    if (!smaller) {
+      throw Error(Blame::Caller, "shrink_group: rank " + std::to_string(getRank()) +
+                                     " is itself excluded, and does not call it");
+    }
+    follow_world(*this, c10::static_intrusive_pointer_cast<Backend>(smaller));
+    return smaller;
+  });
+}
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+
+namespace {
+
+// The handles in the order of the new ranks.
+std::vector<std::string> ordered(const c10d::ReconfigureOptions& options) {
+  if (const auto* const list = std::get_if<std::vector<std::string>>(&options.handles))
+    return *list;
+  const auto& set = std::get<std::unordered_set<std::string>>(options.handles);
+  std::vector<std::string> handles(set.begin(), set.end());
+  std::sort(handles.begin(), handles.end());  // by the ranks that they begin with
+  return handles;
+}
+
+// Blocks until each of the ranks has set its key.
+void meet(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout) {
+  const auto key = [](int of) { return "came/" + std::to_string(of); };
+  store.set(key(rank), std::vector<std::uint8_t>{1});
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  for (int other = 0; other < size; ++other) {
+    while (!store.check({key(other)})) {
+      if (std::chrono::steady_clock::now() > end) {
+        throw Error(Blame::Timeout, "reconfigure: rank " + std::to_string(other) + " of " +
+                                        std::to_string(size) + " did not come after a timeout of " +
+                                        std::to_string(timeout.count()) + " ms")
+            .with_ranks({other});
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+}
+
+}  // namespace
+
+std::string new_handle(int rank) {
+  std::random_device random;
+  std::ostringstream text;
+  text << "weft:";
+  text.width(8);
+  text.fill('0');
+  text << rank << ":" << std::hex << random() << random();
+  return text.str();
+}
+
+WorkPointer Backend::reconfigure(const c10d::ReconfigureOptions& options) {
+  return translated("reconfigure", [&] {
+    const std::vector<std::string> handles = ordered(options);
+    const auto own = std::find(handles.begin(), handles.end(), get_reconfigure_handle());
+    if (own == handles.end()) {
+      throw Error(
+          Blame::Caller,
+          "reconfigure: the handle of this rank (get_reconfigure_handle) is not among the " +
+              std::to_string(handles.size()) + " that are given");
+    }
+    Place place = this->place();
+    place.rank = static_cast<int>(own - handles.begin());
+    place.size = static_cast<int>(handles.size());
+    const auto meeting = c10::make_intrusive<c10d::PrefixStore>(
+        "reconfigure/" + std::to_string(options.uuid), store());
+    auto made = made_by([meeting, place, old = taken_groups(),
+                         timeout = options.timeout.value_or(place.timeout)]() mutable {
+      meet(*meeting, place.rank, place.size, timeout);
+      old.clear();  // waits for the others, unless a loss has broken them
+      return join(meeting, place, std::nullopt);
+    });
+    replace(std::move(made), place);
+    auto work = c10::make_intrusive<IssuedWork>(
+        getRank(), CallName{c10d::OpType::UNKNOWN, "reconfigure", "weft:reconfigure"}, 0,
+        place.timeout, Tensors(), Tensors());
+    work->issued({});
+    return WorkPointer(std::move(work));
+  });
+}
+
+#endif
+
+}  // namespace weft::python
