@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include <fcntl.h>
@@ -12,6 +14,7 @@
 
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/checkpoint/checkpoint_file.h>
 #include <weft/engine/checkpoint/folder.h>
 #include <weft/engine/checkpoint/slice_file.h>
@@ -56,6 +59,30 @@ std::set<std::uint64_t> numbers_in(const std::string& folder) {
   }
   return numbers;
 }
+
+// The highest number of a save that failed, by folder, in this process. Its checkpoint was removed,
+// but another rank or worker may not know that yet.
+class FailedNumbers {
+ public:
+  static FailedNumbers& get() {
+    static auto* const all = new FailedNumbers();  // threads may end after static objects
+    return *all;
+  }
+  void add(const std::string& folder, std::uint64_t number) {
+    MutexLock lock(mutex_);
+    auto& last = last_[std::filesystem::absolute(folder).lexically_normal()];
+    last = std::max(last, number);
+  }
+  std::uint64_t last(const std::string& folder) {
+    MutexLock lock(mutex_);
+    const auto found = last_.find(std::filesystem::absolute(folder).lexically_normal());
+    return found == last_.end() ? 0 : found->second;
+  }
+
+ private:
+  Mutex mutex_;
+  std::map<std::string, std::uint64_t> last_ WEFT_GUARDED_BY(mutex_);
+};
 
 bool is_whole(const std::string& checkpoint) { return is_file(checkpoint + "/" + kManifest); }
 
@@ -173,15 +200,18 @@ Numbered::Numbered(const std::string& folder) : folder_(folder) {
                     "' cannot be written: another process or group is writing a checkpoint there");
   }
   const auto numbers = numbers_in(folder);
-  number_ = numbers.empty() ? 1 : *numbers.rbegin() + 1;
+  const std::uint64_t newest = numbers.empty() ? 0 : *numbers.rbegin();
+  number_ = 1 + std::max(newest, FailedNumbers::get().last(folder));
   const std::string own = folder + "/" + std::to_string(number_);
   if (::mkdir(own.c_str(), 0777) != 0) cannot_write(own, errno);
 }
 
 Numbered::~Numbered() {
   if (!is_published_) {
-    const auto failure =
-        group::error_of([&] { remove_checkpoint(folder_ + "/" + std::to_string(number_)); });
+    const auto failure = group::error_of([&] {
+      FailedNumbers::get().add(folder_, number_);
+      remove_checkpoint(folder_ + "/" + std::to_string(number_));
+    });
     if (failure) log::warn(failure->text());
   }
   // Closing would not unlock it while a forked child has the descriptor.
@@ -209,6 +239,12 @@ void Numbered::remove_old(int keep) const {
     }
   });
   if (failure) log::warn("checkpoint::save_async: an old checkpoint stays: " + failure->text());
+}
+
+std::string file_name_of(int rank) {
+  char name[32];
+  std::snprintf(name, sizeof name, "rank%05d%s", rank, kSuffix);
+  return name;
 }
 
 void check_folder_writable(const std::string& folder) {

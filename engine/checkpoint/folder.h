@@ -26,7 +26,8 @@ Found find(const std::string& path);
 // True if find() would find one. Does not read what it holds.
 bool has_whole(const std::string& path);
 
-// The right to write one new checkpoint. Owned by rank 0's save.
+// The right to write one new checkpoint. Owned by rank 0's save. This process gives the number of
+// a save that failed to no later one.
 class Numbered {
  public:
   // Makes the folder if only its last part is missing, and FOLDER/NUMBER in it. Throws Busy while
@@ -50,6 +51,9 @@ class Numbered {
   std::uint64_t number_ = 0;
   bool is_published_ = false;
 };
+
+// The name of a rank's file in FOLDER/NUMBER.
+std::string file_name_of(int rank);
 
 // Throws unless this rank can make files in the folder.
 void check_folder_writable(const std::string& folder);

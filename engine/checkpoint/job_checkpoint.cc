@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <functional>
 #include <future>
 #include <iterator>
@@ -10,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 
+#include <weft/base/deadline.h>
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/base/mutex.h>
@@ -17,6 +17,7 @@
 #include <weft/engine/checkpoint/folder.h>
 #include <weft/engine/checkpoint/job_checkpoint.h>
 #include <weft/engine/checkpoint/loading.h>
+#include <weft/engine/checkpoint/open_folder.h>
 #include <weft/engine/checkpoint/part_contents.h>
 #include <weft/engine/checkpoint/part_rows.h>
 #include <weft/engine/checkpoint/part_values.h>
@@ -38,11 +39,13 @@ using OwnedParts = std::vector<RRef<detail::OwnedPart>>;
 // On an owner, between two calls: what it has copied, or what it is about to load. It goes with the
 // caller's reference, also if the caller dies.
 struct Staged {
+  std::optional<OpenFolder> folder;  // of a save: a later one of the same name is not it
   Share share;
   at::Tensor memory;
   std::vector<c10::Event> copies;
   std::vector<Commit> commits;
-  OwnedParts parts;  // keep the values alive
+  OwnedParts parts;                   // keep the values alive
+  Deadline last = Deadline::never();  // of the begin of the commits
 };
 using SharedStaged = std::shared_ptr<Staged>;
 
@@ -116,6 +119,7 @@ Answer stage_save(OwnedParts parts, std::string folder) {
     const std::vector<Part> own = parts_of(parts);
     made.kinds = check_names(own);
     auto staged = std::make_shared<Staged>();
+    staged->folder.emplace(std::move(folder));
     staged->share = share_of(values_here(own), 0, 1);
     staged->memory = memory_for(staged->share);
     copy(staged->share, staged->memory);
@@ -134,19 +138,21 @@ Answer stage_save(OwnedParts parts, std::string folder) {
 }
 
 // Writes what was copied; the text of the answer is this file's part of the manifest.
-Answer write_staged(RRef<SharedStaged> staged, std::string folder, std::string file) {
+Answer write_staged(RRef<SharedStaged> staged, std::string file) {
   return answer([&](Answer& made) {
     if (file.find('/') != std::string::npos)
       throw Error(Blame::Protocol, "a caller names a file outside of the checkpoint");
     Staged& here = *staged.local_value();
-    made.text = encode(write_slices(folder, file, std::move(here.share.slices),
+    made.text = encode(write_slices(*here.folder, file, std::move(here.share.slices),
                                     here.memory.const_data_ptr(), here.share.bytes));
     here.memory.reset();
   });
 }
 
-// Reads the parts and compares them. `ranks`: see Manifest.
-Answer stage_load(OwnedParts parts, std::string folder, std::string manifest, int ranks, int rank) {
+// Reads the parts and compares them. `ranks`: see Manifest. `lease`: how long commit() may begin
+// from the return on, in milliseconds; 0: without limit.
+Answer stage_load(OwnedParts parts, std::string folder, std::string manifest, int ranks, int rank,
+                  std::int64_t lease) {
   return answer([&](Answer& made) {
     require_seen(folder);
     auto staged = std::make_shared<Staged>();
@@ -163,13 +169,17 @@ Answer stage_load(OwnedParts parts, std::string folder, std::string manifest, in
     read.ranks = ranks;
     staged->commits = stage_folder(folder, read, own, rank);
     staged->parts = std::move(parts);
+    if (lease > 0) staged->last = Deadline::in(std::chrono::milliseconds(lease));
     made.staged = RRef<SharedStaged>(std::move(staged));
   });
 }
 
 Answer commit(RRef<SharedStaged> staged) {
   return answer([&](Answer&) {
-    for (const Commit& commit : staged.local_value()->commits) commit();
+    Staged& here = *staged.local_value();
+    if (here.last.passed())
+      throw Error(Blame::Timeout, "it was too late to load the values that it had read");
+    for (const Commit& commit : here.commits) commit();
   });
 }
 
@@ -317,7 +327,7 @@ class JobSave {
   void write() {
     const auto answers = ask(owners_, [&](const Owner& owner, std::size_t) {
       return agent_.async<&job::write_staged>(destination_of(owner, agent_), owner.staged.staged,
-                                              checkpoint_, file_of(owner));
+                                              file_of(owner));
     });
     for (std::size_t i = 0; i < owners_.size(); ++i) {
       SavedFile file = parse_file(answers[i].text);
@@ -334,11 +344,7 @@ class JobSave {
   }
 
  private:
-  static std::string file_of(const Owner& owner) {
-    char name[32];
-    std::snprintf(name, sizeof name, "rank%05d.safetensors", owner.worker.rank);
-    return name;
-  }
+  static std::string file_of(const Owner& owner) { return file_name_of(owner.worker.rank); }
   static Error unreadable(const Owner& owner) {
     return {Blame::Protocol,
             "worker '" + owner.worker.name + "' has answered what no owner of parts answers"};
@@ -374,18 +380,35 @@ Saving save_async(std::string folder, const rpc::Agent& agent, std::vector<JobPa
                       [save = std::move(save)] { return error_of([&] { save->write(); }); });
 }
 
+namespace {
+
+// How long after its own staging an owner may begin to change its values: the others may take as
+// long as the agent's limit to stage theirs, and the order may be as long on its way.
+std::chrono::milliseconds commit_lease(std::chrono::milliseconds timeout) {
+  return 2 * std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(10'000));
+}
+
+}  // namespace
+
 void load(const std::string& path, const rpc::Agent& agent, const std::vector<JobPart>& parts) {
   names_of(parts);
   Found found = find(path);
   const int ranks = std::exchange(found.manifest.ranks, std::max(found.manifest.ranks, 1));
   const std::string manifest = encode(found.manifest);
   std::vector<Owner> owners = owners_of(parts, agent);
+  const auto is_self = [&](const Owner& owner) { return owner.worker.rank == agent.self().rank; };
+  const std::chrono::milliseconds lease = commit_lease(agent.timeout());
   const std::vector<Answer> staged = ask(owners, [&](const Owner& owner, std::size_t) {
     return agent.async<&job::stage_load>(destination_of(owner, agent), owner.parts,
-                                         path + found.below, manifest, ranks, owner.worker.rank);
+                                         path + found.below, manifest, ranks, owner.worker.rank,
+                                         is_self(owner) ? 0 : lease.count());
   });
+  // An owner's lease has begun before it answered, and so it ends before this call gives up: what
+  // the program does after a Timeout is not overwritten.
   ask(owners, [&](const Owner& owner, std::size_t i) {
-    return agent.async<&job::commit>(destination_of(owner, agent), staged[i].staged);
+    auto destination = destination_of(owner, agent);
+    if (!is_self(owner)) destination = destination.timeout(lease);
+    return agent.async<&job::commit>(destination, staged[i].staged);
   });
 }
 

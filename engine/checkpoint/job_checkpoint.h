@@ -111,9 +111,9 @@ class JobPart {
 // Saving::wait() throws what went wrong on an owner, naming it: Busy for a full disk, Caller for a
 // folder that cannot be written, PeerLost for an owner that died, Timeout for one that takes longer
 // than the agent's timeout (Agent::set_timeout) to copy or to write. The previous checkpoint is
-// whole then. Throws the same itself while values are copied, and Caller for parts that are
-// per_rank(), and for what is spread over the ranks of a group: sharded models and their
-// optimizers, and a ZeroRedundancyOptimizer.
+// whole then, and an owner that writes later reaches no other checkpoint. Throws the same itself
+// while values are copied, and Caller for parts that are per_rank(), and for what is spread over
+// the ranks of a group: sharded models and their optimizers, and a ZeroRedundancyOptimizer.
 WEFT_API Saving save_async(std::string folder, const rpc::Agent& agent, std::vector<JobPart> parts,
                            SaveOptions options = {});
 
@@ -121,8 +121,9 @@ WEFT_API Saving save_async(std::string folder, const rpc::Agent& agent, std::vec
 // (the newest whole checkpoint) or FOLDER/NUMBER. All owners compare names, shapes and dtypes, and
 // checksums, before any of them changes something. Throws Caller, naming the worker and the
 // difference, if the parts do not fit on one, or if there is no checkpoint; PeerLost and Timeout as
-// save_async(). A worker that is lost in the last moment, when all begin to change their values,
-// leaves the other workers with the new ones.
+// save_async(). A worker that is lost, or takes twice the agent's timeout, in the last moment, when
+// all begin to change their values, leaves the other workers with the new ones. A worker that is
+// told too late refuses: once load() has thrown Timeout, none begins to change its values.
 WEFT_API void load(const std::string& path, const rpc::Agent& agent,
                    const std::vector<JobPart>& parts);
 

@@ -34,19 +34,30 @@ bool is_aligned(const char* data) {
 
 }  // namespace
 
-NewFile::NewFile(std::string path, bool is_large) : path_(std::move(path)) {
+NewFile::NewFile(std::string path, bool is_large) : NewFile(AT_FDCWD, path, path, is_large) {}
+
+NewFile::NewFile(const OpenFolder& folder, const std::string& name, bool is_large)
+    : NewFile(folder.handle(), name, folder.path() + "/" + name, is_large) {}
+
+NewFile::NewFile(int folder, const std::string& name, std::string path, bool is_large)
+    : path_(std::move(path)) {
   constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   if (is_large) {
-    file_ = Descriptor(::open(path_.c_str(), kFlags | O_DIRECT, 0666));
+    file_ = Descriptor(::openat(folder, name.c_str(), kFlags | O_DIRECT, 0666));
     is_direct_ = static_cast<bool>(file_);
     // Some file systems make the file and then refuse.
     if (!is_direct_ && errno == EINVAL) {
-      ::unlink(path_.c_str());
+      ::unlinkat(folder, name.c_str(), 0);
       refuse_direct(EINVAL);
     }
   }
-  if (!file_) file_ = Descriptor(::open(path_.c_str(), kFlags, 0666));
-  if (!file_) cannot_write(path_, errno);
+  if (!file_) file_ = Descriptor(::openat(folder, name.c_str(), kFlags, 0666));
+  if (file_) return;
+  const bool is_removed = folder != AT_FDCWD && (errno == ENOENT || errno == ESTALE);
+  if (!is_removed) cannot_write(path_, errno);
+  throw Error(Blame::Caller, "the checkpoint's file '" + path_ +
+                                 "' cannot be written: its folder was removed, because the save "
+                                 "has failed elsewhere or a program has removed it");
 }
 
 void NewFile::use_page_cache() {

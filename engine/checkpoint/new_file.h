@@ -7,6 +7,7 @@
 #include <string>
 
 #include <weft/base/descriptor.h>
+#include <weft/engine/checkpoint/open_folder.h>
 
 namespace weft::checkpoint {
 
@@ -19,6 +20,8 @@ class NewFile {
   // `is_large`: worth going past the page cache, where the file system can do that. Throws Caller
   // if the file cannot be made, or exists.
   NewFile(std::string path, bool is_large);
+  // The same for a file in that folder. Throws Caller, too, if the folder was removed.
+  NewFile(const OpenFolder& folder, const std::string& name, bool is_large);
 
   // Appends the bytes. Throws Busy for a full disk.
   void append(const char* data, std::uint64_t bytes);
@@ -26,6 +29,7 @@ class NewFile {
   void finish();
 
  private:
+  NewFile(int folder, const std::string& name, std::string path, bool is_large);
   void put(const char* data, std::uint64_t bytes);
   void use_page_cache();
   // The same because the system refuses to go past it; says so once.

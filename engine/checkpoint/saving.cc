@@ -3,7 +3,6 @@
 // meet over the group's store, since the group's operations belong to the program.
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <future>
@@ -69,7 +68,7 @@ std::string heard(const std::string& said) {
 // One rank's work behind one save_async(), on a thread of its own.
 class Job {
  public:
-  Job(ProcessGroup group, std::string checkpoint, int number, int keep)
+  Job(ProcessGroup group, OpenFolder checkpoint, int number, int keep)
       : group_(std::move(group)),
         checkpoint_(std::move(checkpoint)),
         key_("weft/checkpoint/" + std::to_string(number) + "/"),
@@ -119,10 +118,9 @@ class Job {
     if (uncopied_) throw Error(*uncopied_);
     for (const c10::Event& event : copies_) event.synchronize();
     share_.tensors.clear();
-    char name[32];
-    std::snprintf(name, sizeof name, "rank%05d.safetensors", group_.rank());
-    const SavedFile file = write_slices(checkpoint_, name, std::move(share_.slices),
-                                        memory_.const_data_ptr(), share_.bytes);
+    const SavedFile file =
+        write_slices(checkpoint_, file_name_of(group_.rank()), std::move(share_.slices),
+                     memory_.const_data_ptr(), share_.bytes);
     kept_->keep(std::exchange(memory_, {}));
     return encode(file);
   }
@@ -222,7 +220,7 @@ class Job {
                   "rank " + std::to_string(from) +
                       (key == "end" ? " has not said what became of the checkpoint '"
                                     : " has not written its part of the checkpoint '") +
-                      checkpoint_ + "' in " + describe_wait(group::timeout_of(group_)) +
+                      checkpoint_.path() + "' in " + describe_wait(group::timeout_of(group_)) +
                       " after this rank; look at what it does. If its disk is slow, give "
                       "ProcessGroupOptions::timeout more time. The previous checkpoint stays until "
                       "a new one is whole")
@@ -233,7 +231,7 @@ class Job {
   group::StoreBootstrap& store() { return group::store_of(group_); }
 
   ProcessGroup group_;
-  const std::string checkpoint_;
+  const OpenFolder checkpoint_;
   const std::string key_;
   const int keep_;
   Share share_;
@@ -322,15 +320,16 @@ std::vector<std::string> divided(const std::vector<Value>& values, const Process
   return lines;
 }
 
-// Collective. Rank 0 makes FOLDER/NUMBER; returns the number when all ranks see it.
-std::uint64_t make_numbered(const std::string& folder, ProcessGroup& group,
-                            std::unique_ptr<Numbered>& numbered) {
+// Collective. Rank 0 makes FOLDER/NUMBER; returns it when all ranks see it.
+OpenFolder make_numbered(const std::string& folder, ProcessGroup& group,
+                         std::unique_ptr<Numbered>& numbered) {
   group::agree(group, error_of([&] {
                  if (group.rank() == 0) numbered = std::make_unique<Numbered>(folder);
                }));
   const std::uint64_t number =
       broadcast_object(numbered ? numbered->number() : std::uint64_t{0}, 0, group);
   const std::string checkpoint = folder + "/" + std::to_string(number);
+  std::optional<OpenFolder> opened;
   group::agree(group, error_of([&] {
                  if (!is_folder(checkpoint)) {
                    throw Error(Blame::Caller,
@@ -341,8 +340,9 @@ std::uint64_t make_numbered(const std::string& folder, ProcessGroup& group,
                  }
                  const auto refusal = error_of([&] { check_folder_writable(checkpoint); });
                  if (refusal) throw refusal->within("rank " + std::to_string(group.rank()));
+                 opened.emplace(checkpoint);
                }));
-  return number;
+  return std::move(*opened);
 }
 
 }  // namespace
@@ -417,9 +417,9 @@ struct SavingAccess {
     divide_equal_rows(values, group);
     group::agree(group, error_of([&] { share = share_of(values, group.rank(), group.size()); }));
     std::unique_ptr<Numbered> numbered;
-    const std::uint64_t number = make_numbered(folder, group, numbered);
+    OpenFolder checkpoint = make_numbered(folder, group, numbered);
     auto job =
-        std::make_unique<Job>(group, folder + "/" + std::to_string(number),
+        std::make_unique<Job>(group, std::move(checkpoint),
                               group::next_number(group, "checkpoint::save_async"), options.keep);
     Manifest manifest;
     manifest.ranks = group.size();

@@ -34,9 +34,9 @@ std::vector<std::vector<std::string>> checksums_of(const std::vector<SavedSlice>
 
 }  // namespace
 
-SavedFile write_slices(const std::string& folder, const std::string& name,
+SavedFile write_slices(const OpenFolder& folder, const std::string& name,
                        std::vector<SavedSlice> slices, const void* data, std::uint64_t data_bytes) {
-  const std::string path = folder + "/" + name;
+  const std::string path = folder.path() + "/" + name;
   const bool is_large = data_bytes >= kLarge;
   Header header;
   header.metadata = {{"format", "pt"}};
@@ -48,7 +48,7 @@ SavedFile write_slices(const std::string& folder, const std::string& name,
                                    "safetensors takes: save fewer or larger tensors");
   }
   const auto* const bytes = static_cast<const char*>(data);
-  NewFile file(path, is_large);
+  NewFile file(folder, name, is_large);
   // While this thread waits for the disk. Without a thread for it, get() computes them.
   auto checksums =
       std::async(is_large ? std::launch::async | std::launch::deferred : std::launch::deferred,

@@ -15,6 +15,7 @@
 
 #include <weft/checkpoint.h>
 #include <weft/rpc.h>
+#include <weft/tests/engine/checkpoint/checkpoints.h>
 #include <weft/tests/engine/rpc/workers.h>
 #include <weft/tests/harness/folder.h>
 
@@ -117,13 +118,6 @@ bool are_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& 
     if (!torch::equal(a[i], b[i])) return false;
   }
   return true;
-}
-
-std::set<std::string> files_in(const std::string& folder) {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
-    names.insert(entry.path().filename());
-  return names;
 }
 
 class JobCheckpoint : public ::testing::TestWithParam<Setting> {};

@@ -186,7 +186,7 @@ TEST(SliceReads, PartsOfChunks) {
   checkpoint::Manifest manifest;
   manifest.ranks = 1;
   manifest.files = {
-      checkpoint::write_slices(folder.path(), "file", {saved}, data.const_data_ptr(), bytes)};
+      checkpoint::write_slices(checkpoint::OpenFolder(folder.path()), "file", {saved}, data.const_data_ptr(), bytes)};
   EXPECT_EQ(manifest.files.front().slices.front().checksums.size(), 2U);
   EXPECT_EQ(manifest.files.front().data % 4'096, 0U);
   const auto tensors = checkpoint::tensors_of(manifest);

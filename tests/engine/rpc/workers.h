@@ -31,7 +31,7 @@ std::vector<Setting> settings(std::initializer_list<int> workers = {2, 4, 8});
 // For tests of errors and faults: at least three workers, so that one is neither the caller nor the
 // callee.
 std::vector<Setting> settings_of_faults();
-inline std::string name_of(const testing::TestParamInfo<Setting>& setting) {
+inline std::string name_of(const ::testing::TestParamInfo<Setting>& setting) {
   return name(setting.param);
 }
 inline void PrintTo(const Setting& setting, std::ostream* out) { *out << name(setting); }
