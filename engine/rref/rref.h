@@ -4,6 +4,7 @@
 // has ended. An RRef may be passed on and called before its value exists.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <exception>
@@ -12,7 +13,11 @@
 #include <ostream>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
+#include <ATen/core/Tensor.h>
+
+#include <weft/base/export.h>
 #include <weft/base/mutex.h>
 #include <weft/engine/call/calls.h>
 #include <weft/engine/call/wait_all.h>
@@ -110,6 +115,20 @@ class Timed : public Methods<T, Timed<T>> {
 
 }  // namespace rref
 
+namespace rref::detail {
+
+// Whether the object of a std::shared_ptr<U> can be the value of an RRef<T>. If the pointer itself
+// can, it is.
+template <class U, class T>
+constexpr bool kIsObjectOf = !std::is_void_v<T> && std::is_convertible_v<U*, T*> &&
+                             !std::is_convertible_v<std::shared_ptr<U>, T>;
+template <class Given, class T>
+constexpr bool kPointsToA = false;
+template <class U, class T>
+constexpr bool kPointsToA<std::shared_ptr<U>, T> = kIsObjectOf<U, T>;
+
+}  // namespace rref::detail
+
 // Cheap to copy; all copies on one worker are one reference. Thread-safe.
 template <class T>
 class RRef : public rref::Methods<T, RRef<T>> {
@@ -122,17 +141,25 @@ class RRef : public rref::Methods<T, RRef<T>> {
   // Makes a value that this worker owns.
   template <class U = T>
   requires(!std::is_void_v<U>) RRef(const rpc::Agent& agent, std::type_identity_t<U> value)
-      : RRef(own(call::detail::CoreCalls::of(agent), std::move(value))) {}
+      : RRef(own(call::detail::CoreCalls::of(agent), std::make_shared<U>(std::move(value)))) {}
+  // The object itself, not a copy of it, is the value; its type may be derived from T. Throws
+  // Caller for a null pointer.
+  template <class U>
+  requires(rref::detail::kIsObjectOf<U, T>) RRef(const rpc::Agent& agent, std::shared_ptr<U> value)
+      : RRef(own(call::detail::CoreCalls::of(agent), std::shared_ptr<T>(std::move(value)))) {}
   // The same inside a called function, for the agent that runs it; throws Caller elsewhere.
   template <class U = T>
   requires(!std::is_void_v<U>) explicit RRef(std::type_identity_t<U> value)
-      : RRef(own(call::detail::CoreCalls::current_core("RRef(value)"), std::move(value))) {}
+      : RRef(own(call::detail::CoreCalls::current_core("RRef(value)"),
+                 std::make_shared<U>(std::move(value)))) {}
   // For Weft's own use: reports a value of another type.
   template <class Given>
-  requires(!std::is_void_v<T> && !std::is_convertible_v<Given, T>)
+  requires(!std::is_void_v<T> && !std::is_convertible_v<Given, T> &&
+           !rref::detail::kPointsToA<std::remove_cvref_t<Given>, T>)
       RRef(const rpc::Agent&, Given&&) {
     static_assert(weft::detail::kNever<Given>,
-                  "the value of an RRef<T> is a T, and this cannot be converted to one");
+                  "the value of an RRef<T> is a T, or the object of a std::shared_ptr<T>, and this "
+                  "cannot be converted to one");
   }
   // For Weft's own use.
   explicit RRef(std::shared_ptr<rref::Handle> handle) : handle_(std::move(handle)) {}
@@ -251,11 +278,13 @@ class RRef : public rref::Methods<T, RRef<T>> {
   std::optional<std::chrono::milliseconds> call_limit() const { return std::nullopt; }
 
   template <class U>
-  static std::shared_ptr<rref::Handle> own(const std::shared_ptr<call::AgentCore>& core, U value) {
+  static std::shared_ptr<rref::Handle> own(const std::shared_ptr<call::AgentCore>& core,
+                                           std::shared_ptr<U> value) {
+    if (!value) throw Error(Blame::Caller, "an RRef of an object was given a null std::shared_ptr");
     const rref::Id id = rref::references_of(*core).next_id();
     auto owned =
         std::make_shared<rref::OwnedValue<U>>(call::detail::CoreCalls::executor(*core), id);
-    owned->set(std::make_shared<U>(std::move(value)), call::detail::enqueued(*core));
+    owned->set(std::move(value), call::detail::enqueued(*core));
     return rref::detail::owner_handle(core, id, std::move(owned));
   }
 
@@ -331,6 +360,38 @@ namespace rref::detail {
 template <class T>
 void expose_value();
 
+template <class P>
+concept AreParameters = std::is_convertible_v<P, std::vector<at::Tensor>>;
+template <class T>
+concept HasParameters = requires(T& value) {
+  { value.parameters() } -> AreParameters;
+};
+template <class T>
+concept PointsToParameters = !HasParameters<T> && requires(T & value) {
+  { value->parameters() } -> AreParameters;
+  static_cast<bool>(value);
+};
+
+// Called on the owner, by remote_parameters(). Each parameter comes once, as in PyTorch's Python.
+template <class T>
+WEFT_API std::vector<RRef<at::Tensor>> parameters_of(T& value) {
+  std::vector<at::Tensor> found;
+  if constexpr (HasParameters<T>) {
+    found = value.parameters();
+  } else {
+    if (!static_cast<bool>(value))
+      throw Error(Blame::Caller, "remote_parameters: the value is no module, but null");
+    found = value->parameters();
+  }
+  std::vector<RRef<at::Tensor>> references;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const auto is_same = [&](const at::Tensor& other) { return other.is_same(found[i]); };
+    if (std::none_of(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(i), is_same))
+      references.push_back(RRef<at::Tensor>(found[i]));
+  }
+  return references;
+}
+
 // Enters the functions of the types to which a T refers. Functions are named and not called, which
 // is enough to enter them and does not recurse when types refer to each other.
 template <class T>
@@ -371,6 +432,8 @@ void expose_value() {
       static_cast<void>(Called<CopyBody<T>>::entered.id);
       static_cast<void>(Called<ArrivedCopyBody<T>>::entered.id);
     }
+    if constexpr (HasParameters<T> || PointsToParameters<T>)
+      static_cast<void>(Called<MethodBody<&parameters_of<T>, T>>::entered.id);
     static_cast<void>(&Exposed<T>::references);
   }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Remote procedure calls: rpc::init, Agent, RemoteError, expose. Checkpoints of such jobs: JobPart.
+// Remote procedure calls: rpc::init, Agent, RemoteError, expose, remote_parameters. Checkpoints of
+// such jobs: JobPart.
 #pragma once
 
 // clang-format off
@@ -11,4 +12,5 @@
 #include <weft/codec.h>
 #include <weft/debug.h>
 #include <weft/engine/checkpoint/job_checkpoint.h>
+#include <weft/engine/rref/remote_parameters.h>
 #include <weft/future.h>
