@@ -81,7 +81,9 @@ class ShardedRoot;
 // Inside, nothing but these optimizers changes parameters, each at most once between two forwards;
 // of their options only learning rates change, outside of the time between the end of backward and
 // step(). The first parameter group of each has one more parameter meanwhile, by which its steps
-// are seen. FullParameters and GradScaler throw Caller. If an exception ends the steps of one rank,
+// are seen. Gradients may be zeroed whenever the program likes, but between the last backward and
+// step() only by these optimizers: in a step without a backward another way throws Caller, and
+// behind a backward it is taken to follow the step. FullParameters and GradScaler throw Caller. If an exception ends the steps of one rank,
 // the model's groups are aborted: all others throw Cancelled, which names the rank and the
 // exception. Throws Caller on all ranks if the ranks give different optimizers, or one with
 // parameters that are not the model's shards; otherwise as join().

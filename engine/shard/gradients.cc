@@ -23,6 +23,7 @@
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/group/called_by.h>
 #include <weft/engine/group/rows.h>
+#include <weft/engine/shard/gradient_versions.h>
 #include <weft/engine/shard/gradients.h>
 #include <weft/engine/shard/sharded_model.h>
 #include <weft/engine/tensor/torch_releases.h>
@@ -61,7 +62,9 @@ class Started {
 bool reads_at_once(const torch::autograd::Edge& edge) {
   auto* const leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get());
   return leaf == nullptr || leaf->variable.grad().defined() || !leaf->pre_hooks().empty() ||
-         !leaf->tensor_pre_hooks().empty() || !leaf->post_hooks().empty() ||
+         !leaf->tensor_pre_hooks().empty() ||
+         !std::ranges::all_of(leaf->post_hooks(),
+                              [](const auto& hook) { return only_notes(*hook); }) ||
          leaf->tensor_post_acc_grad_hooks() != nullptr ||
          !torch::autograd::impl::hooks(leaf->variable).empty();
 }

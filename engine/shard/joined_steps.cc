@@ -27,7 +27,7 @@ namespace weft::shard {
 namespace {
 
 constexpr int kTag = 31007;  // of messages between ranks
-enum Kind : std::int64_t { kGather, kReduce, kClear, kSum, kClip, kStep, kEnd };
+enum Kind : std::int64_t { kGather, kReduce, kClear, kZero, kSum, kClip, kStep, kEnd };
 
 constinit Clip mirrored_clip = nullptr;
 
@@ -48,6 +48,15 @@ bool has_bit(const std::int64_t* words, std::size_t bit) {
 void set_bit(std::int64_t* words, std::size_t bit) {
   words[bit / 64] = static_cast<std::int64_t>(static_cast<std::uint64_t>(words[bit / 64]) |
                                               std::uint64_t{1} << (bit % 64));
+}
+
+// The sharded model that has shards in the module; null if there is none.
+std::shared_ptr<ShardedModel> model_of(const torch::nn::Module& module) {
+  for (const at::Tensor& parameter : module.parameters()) {
+    const Owner owner = owner_of(parameter);
+    if (auto model = owner.unit ? owner.unit->model.lock() : nullptr) return model;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -73,6 +82,7 @@ JoinedSteps::JoinedSteps(std::shared_ptr<torch::nn::Module> module,
     since_.emplace_back(unit->parameters().size());
   }
   for (const auto& optimizer : optimizers_) rates_.push_back(optimizer->rates());
+  versions_ = std::make_unique<GradientVersions>(model_->units_);
   model_->joined_ = this;
   MutexLock running_lock(running().mutex);
   running().all.push_back(this);
@@ -95,40 +105,49 @@ std::string JoinedSteps::description() const {
 
 bool JoinedSteps::note_cleared() {
   bool is_any = false;
-  for (const auto& optimizer : optimizers_) {
-    if (!optimizer->has_cleared()) continue;
-    is_any = true;
-    for (const auto& [unit, place] : optimizer->parameters())
-      since_[unit->index][place].cleared = true;
-  }
+  for (const auto& optimizer : optimizers_) is_any |= note_cleared(*optimizer);
   return is_any;
 }
 
-// Sets the parameter's bit among those that are trained, dropped or zeroed. Returns false if it has
-// a gradient to which the next one is added.
-bool JoinedSteps::put_cleared(const Unit& unit, std::size_t parameter, const at::Tensor& shard,
-                              Message& message) const {
-  const Since& since = since_[unit.index][parameter];
+bool JoinedSteps::note_cleared(WatchedOptimizer& optimizer) {
+  if (!optimizer.has_cleared()) return false;
+  for (const auto& [unit, place] : optimizer.parameters())
+    since_[unit->index][place].cleared = true;
+  return true;
+}
+
+JoinedSteps::Has JoinedSteps::state_of(const Unit& unit, std::size_t parameter,
+                                       const at::Tensor& shard) const {
   const at::Tensor& gradient = shard.grad();
-  if (!gradient.defined() || is_stand_in(gradient)) {
-    set_bit(bits(message) + words_, parameter);
-    return true;
-  }
-  // The module's zero_grad() may write zeros, too, which the probe does not show.
-  const bool is_zeroed = since.cleared || (since.stepped && !told_.empty() &&
-                                           gradient.count_nonzero().item<std::int64_t>() == 0);
-  if (is_zeroed) set_bit(bits(message) + 2 * words_, parameter);
-  return is_zeroed;
+  if (!gradient.defined()) return Has::Nothing;
+  if (is_stand_in(gradient)) return Has::StandIn;
+  if (since_[unit.index][parameter].cleared) return Has::Zeros;
+  // The module's zero_grad() may write zeros, too, which the probe does not show. This rank may
+  // have rows of zeros, or none, without that.
+  const bool is_zeroed = versions_->is_written(unit, parameter, gradient) &&
+                         gradient.count_nonzero().item<std::int64_t>() == 0;
+  return is_zeroed ? Has::Zeros : Has::Gradient;
+}
+
+// Two bits for each parameter: see mirror_clear().
+void JoinedSteps::put(Has state, std::size_t parameter, Message& message) const {
+  if (state == Has::Nothing || state == Has::StandIn) set_bit(bits(message) + words_, parameter);
+  if (state == Has::Zeros || state == Has::StandIn) set_bit(bits(message) + 2 * words_, parameter);
 }
 
 // Also of units that this step does not use, which an optimizer leaves alone then.
-void JoinedSteps::tell_cleared() const {
+void JoinedSteps::tell_cleared() {
+  if (told_.empty()) return;
   for (const auto& unit : model_->units_) {
     Message clear = message(kClear, unit->index);
     bool is_any = false;
     const std::vector<at::Tensor> shards = unit->shards();
-    for (std::size_t i = 0; i < shards.size(); ++i)
-      is_any |= put_cleared(*unit, i, shards[i], clear);
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+      const Has state = state_of(*unit, i, shards[i]);
+      if (std::exchange(since_[unit->index][i].told, state) == state) continue;
+      put(state, i, clear);
+      is_any |= state != Has::Gradient;
+    }
     if (is_any) tell(clear);
   }
 }
@@ -140,13 +159,25 @@ void JoinedSteps::begin_step(const std::vector<bool>& active) {
     if (!active[rank]) told_.push_back(static_cast<int>(rank));
   }
   reduces_first_ = !told_.empty();
+  has_reduced_ = false;
+  for (std::size_t i = 0; i < optimizers_.size(); ++i) rates_[i] = optimizers_[i]->rates();
+  MutexLock lock(model_->mutex_);
+  // A rank may have run out just now, and the optimizer may step without a backward.
+  for (auto& of_unit : since_) {
+    for (Since& since : of_unit) since.told = Has::Unknown;
+  }
+  tell_cleared();
 }
 
 void JoinedSteps::end_step() {
+  MutexLock lock(model_->mutex_);
   for (std::size_t i = 0; i < optimizers_.size(); ++i) {
-    if (!optimizers_[i]->has_stepped()) continue;
-    for (const auto& [unit, place] : optimizers_[i]->parameters())
-      since_[unit->index][place].stepped = true;
+    WatchedOptimizer& optimizer = *optimizers_[i];
+    const bool has_stepped = optimizer.has_stepped();
+    const bool has_cleared = note_cleared(optimizer);
+    if (!has_stepped || told_.empty()) continue;
+    if (has_cleared && !optimizer.has_seen_gradients()) tell(message(kZero, i));
+    if (!has_cleared && !has_reduced_) require_clear_order(optimizer);
     Message step = message(kStep, i);
     const std::vector<double>& rates = rates_[i];
     std::memcpy(doubles(step), rates.data(), rates.size() * sizeof(double));
@@ -156,17 +187,31 @@ void JoinedSteps::end_step() {
   told_.clear();
 }
 
+// With a backward between them, gradients are zeroed before it or after the step.
+void JoinedSteps::require_clear_order(const WatchedOptimizer& optimizer) const {
+  for (const auto& [unit, place] : optimizer.parameters()) {
+    if (since_[unit->index][place].told != Has::Gradient) continue;
+    if (state_of(*unit, place, unit->shards()[place]) == Has::Gradient) continue;
+    throw Error(Blame::Caller,
+                "join: the gradient of parameter '" + unit->parameters()[place].name +
+                    "' was dropped or zeroed, not by its optimizer, and the optimizer has stepped, "
+                    "in a step without a backward: ranks that have run out cannot tell which of "
+                    "the two came first. Call the optimizer's zero_grad()");
+  }
+}
+
 void JoinedSteps::gathers(const Unit& unit) { tell(message(kGather, unit.index)); }
 
 void JoinedSteps::reduces(const Unit& unit, const std::vector<std::size_t>& parameters) {
   // Before the ranks that have run out clear, they add what was reduced before.
-  if (note_cleared()) reduces_first_ = !told_.empty();
+  if (note_cleared()) reduces_first_ = true;
   if (std::exchange(reduces_first_, false)) tell_cleared();
+  has_reduced_ = true;
   Message reduce = message(kReduce, unit.index);
   const std::vector<at::Tensor> shards = unit.shards();
   for (const std::size_t i : parameters) {
     set_bit(bits(reduce), i);
-    put_cleared(unit, i, shards[i], reduce);
+    if (!told_.empty()) put(state_of(unit, i, shards[i]), i, reduce);
     since_[unit.index][i] = {};
   }
   for (std::size_t i = 0; i < optimizers_.size(); ++i) rates_[i] = optimizers_[i]->rates();
@@ -185,7 +230,7 @@ bool before_sum(const ProcessGroup& group, const at::Tensor& tensor) {
 
 void JoinedSteps::sums(const at::Tensor& tensor) const {
   Message sum = message(kSum, static_cast<std::size_t>(tensor.numel()));
-  *bits(sum) = static_cast<std::int64_t>(tensor.scalar_type());
+  bits(sum)[0] = static_cast<std::int64_t>(tensor.scalar_type());
   tell(sum);
 }
 
@@ -194,13 +239,20 @@ void before_clip(const torch::nn::Module& model, double max_norm, double norm_ty
     JoinedSteps::clips(model, max_norm, norm_type, is_over);
 }
 
+void after_clip(const torch::nn::Module& model) {
+  if (parallel::detail::JoinScope::is_on_this_thread()) JoinedSteps::has_clipped(model);
+}
+
+void JoinedSteps::has_clipped(const torch::nn::Module& model) {
+  const auto sharded = model_of(model);
+  if (!sharded) return;
+  MutexLock lock(sharded->mutex_);
+  if (sharded->joined_ != nullptr) sharded->joined_->versions_->note_all();
+}
+
 void JoinedSteps::clips(const torch::nn::Module& model, double max_norm, double norm_type,
                         bool is_over) {
-  std::shared_ptr<ShardedModel> sharded;
-  for (const at::Tensor& parameter : model.parameters()) {
-    if (const Owner owner = owner_of(parameter); owner.unit && !sharded)
-      sharded = owner.unit->model.lock();
-  }
+  const auto sharded = model_of(model);
   if (!sharded) return;
   MutexLock lock(sharded->mutex_);
   const JoinedSteps* const joined = sharded->joined_;
@@ -295,6 +347,7 @@ void JoinedSteps::mirror(Message& told) {
     MutexLock lock(model_->mutex_);
     return mirror_clear(model_->units_.at(which)->shards(), told);
   }
+  if (told[0] == kZero) return optimizers_.at(which)->zero_gradients();
   std::vector<double> given(doubles_);
   std::memcpy(given.data(), doubles(told), given.size() * sizeof(double));
   if (told[0] == kStep) return optimizers_.at(which)->step(given);
@@ -349,10 +402,17 @@ void JoinedSteps::mirror_sum(const Message& told) {
 void JoinedSteps::mirror_clear(const std::vector<at::Tensor>& shards, Message& told) const {
   for (std::size_t i = 0; i < shards.size(); ++i) {
     at::Tensor& gradient = shards[i].mutable_grad();
-    if (has_bit(bits(told) + words_, i)) gradient.reset();
-    // Zeros of its own, where this rank has dropped what the others have zeroed.
-    if (has_bit(bits(told) + 2 * words_, i)) gradient = at::zeros_like(shards[i].detach());
+    const bool has_none = has_bit(bits(told) + words_, i);
+    const bool has_zeros = has_bit(bits(told) + 2 * words_, i);
+    if (has_none && has_zeros) {  // a stand-in: no_sync() has kept gradients, perhaps here as well
+      if (!is_stand_in(gradient)) gradient.reset();
+    } else if (has_none) {
+      gradient.reset();
+    } else if (has_zeros) {  // of its own, where this rank has dropped what others have zeroed
+      gradient = at::zeros_like(shards[i].detach());
+    }
   }
+  model_->reducer_.kept().drop_zeroed();
 }
 
 void JoinedSteps::finish_reductions() {

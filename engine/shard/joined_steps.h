@@ -21,6 +21,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <weft/engine/group/process_group.h>
+#include <weft/engine/shard/gradient_versions.h>
 #include <weft/engine/shard/sharded_model.h>
 #include <weft/engine/shard/watched_optimizer.h>
 
@@ -39,6 +40,8 @@ void set_mirrored_clip(Clip clip);
 // Called before this rank clips: inside of weft::join of the model, has the ranks that have run out
 // clip too. Throws Caller for a clipping in which they cannot take part.
 void before_clip(const torch::nn::Module& model, double max_norm, double norm_type, bool is_over);
+// Called when it has clipped: the model's gradients were not written by the program.
+void after_clip(const torch::nn::Module& model);
 
 // Called before this rank adds up a tensor over the group: inside of weft::join of a model over
 // that group, has the ranks that have run out add zeros. Returns false if they do not.
@@ -69,6 +72,8 @@ class JoinedSteps {
   // See before_clip().
   static void clips(const torch::nn::Module& model, double max_norm, double norm_type,
                     bool is_over);
+  // See after_clip().
+  static void has_clipped(const torch::nn::Module& model);
 
   // See before_sum().
   void sums(const at::Tensor& tensor) const;
@@ -90,11 +95,16 @@ class JoinedSteps {
   };
   // Numbers of one length: a kind, which unit or optimizer, bits, and the bytes of doubles.
   using Message = std::vector<std::int64_t>;
+  // What a shard has in .grad, to which the next gradient is added.
+  enum class Has { Unknown, Gradient, StandIn, Nothing, Zeros };
+  Has state_of(const Unit& unit, std::size_t parameter, const at::Tensor& shard) const;
+  void put(Has state, std::size_t parameter, Message& message) const;
   // True if an optimizer has cleared gradients.
   bool note_cleared();
-  bool put_cleared(const Unit& unit, std::size_t parameter, const at::Tensor& shard,
-                   Message& message) const;
-  void tell_cleared() const;
+  bool note_cleared(WatchedOptimizer& optimizer);
+  // Tells what has changed since it was last told.
+  void tell_cleared();
+  void require_clear_order(const WatchedOptimizer& optimizer) const;
   Message message(std::int64_t kind, std::size_t which = 0) const;
   static std::int64_t* bits(Message& message) { return message.data() + 2; }
   std::int64_t* doubles(Message& message) const { return message.data() + 2 + 3 * words_; }
@@ -103,7 +113,8 @@ class JoinedSteps {
   void mirror_gather(std::size_t unit);
   void mirror_reduce(std::size_t unit, Message& told);
   void mirror_sum(const Message& told);
-  void mirror_clear(const std::vector<at::Tensor>& shards, Message& told) const;
+  void mirror_clear(const std::vector<at::Tensor>& shards, Message& told) const
+      WEFT_REQUIRES(model_->mutex_);
   void finish_reductions();
 
   const std::shared_ptr<torch::nn::Module> module_;
@@ -115,12 +126,14 @@ class JoinedSteps {
   std::size_t doubles_ = 2;                 // in a message
   std::vector<int> told_;                   // the ranks that this rank tells
   bool reduces_first_ = false;              // the next reduction is the first of the step
-  // Whether its optimizer has made a step, or dropped gradients, since its last reduction.
+  bool has_reduced_ = false;                // in this step
   struct Since {
-    bool stepped = false, cleared = false;
+    bool cleared = false;     // by its optimizer, since its last reduction
+    Has told = Has::Unknown;  // to told_, since its last reduction in this step
   };
   std::vector<std::vector<Since>> since_;  // by unit and parameter
   std::vector<Mirrored> mirrored_;
+  std::unique_ptr<GradientVersions> versions_;
 };
 
 }  // namespace weft::shard

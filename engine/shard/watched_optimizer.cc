@@ -3,13 +3,15 @@
 #include <typeinfo>
 #include <utility>
 
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <weft/base/error.h>
@@ -17,8 +19,22 @@
 #include <weft/engine/shard/libtorch_internals.h>
 #include <weft/engine/shard/sharded_model.h>
 #include <weft/engine/shard/watched_optimizer.h>
+#include <weft/engine/tensor/shard_mark.h>
 
 namespace weft::shard {
+
+namespace {
+
+at::Tensor pair(const at::TensorOptions& options, double first, double second) {
+  at::Tensor made = at::empty({2}, at::TensorOptions(options.dtype()));
+  made[0] = first;
+  made[1] = second;
+  return made.to(options.device());
+}
+
+double first_of(const at::Tensor& tensor) { return tensor[0].item<double>(); }
+
+}  // namespace
 
 WatchedOptimizer::WatchedOptimizer(torch::optim::Optimizer& optimizer, const std::string& name,
                                    const ShardedModel& model)
@@ -41,8 +57,7 @@ WatchedOptimizer::WatchedOptimizer(torch::optim::Optimizer& optimizer, const std
             "step it without a gradient; make the optimizer after sharding, of "
             "model->parameters() alone");
       parameters_.push_back({std::move(owner.unit), owner.parameter});
-      if (!probe_.defined())
-        probe_ = at::zeros({1}, parameter.options().requires_grad(false)).set_requires_grad(true);
+      if (!probe_.defined()) probe_ = pair(parameter.options(), 0, 1).set_requires_grad(true);
     }
   }
   if (parameters_.empty()) refuse(" has no parameters");
@@ -86,11 +101,45 @@ std::vector<double> WatchedOptimizer::rates() const {
 // Some optimizers write without a trace in the version, but not without one in the value.
 bool WatchedOptimizer::has_stepped() {
   const c10::AutoGradMode no_grad(false);
-  const bool is_same = version() == seen_ && probe_.item<double>() == 0;
+  const at::Tensor values = probe_.detach().to(at::kCPU, at::kDouble);
+  const bool is_same = version() == seen_ && first_of(values) == 0 && values[1].item<double>() == 1;
   if (is_same) return false;
-  probe_.zero_();
+  has_seen_gradients_ = saw_gradient();
+  forget_step();
   seen_ = version();
   return true;
+}
+
+// The first value and its state were zero before the step. A learning rate of 0 leaves the value.
+bool WatchedOptimizer::saw_gradient() const {
+  const auto is_set = [](const at::Tensor& tensor) {
+    return tensor.defined() && first_of(tensor) != 0;
+  };
+  if (is_set(probe_)) return true;
+  const auto found = optimizer_.state().find(probe_.unsafeGetTensorImpl());
+  if (found == optimizer_.state().end()) return false;
+  const auto* const state = found->second.get();
+  if (const auto* const sgd = dynamic_cast<const torch::optim::SGDParamState*>(state))
+    return is_set(sgd->momentum_buffer());
+  if (const auto* const adam = dynamic_cast<const torch::optim::AdamParamState*>(state))
+    return is_set(adam->exp_avg());
+  if (const auto* const adamw = dynamic_cast<const torch::optim::AdamWParamState*>(state))
+    return is_set(adamw->exp_avg());
+  if (const auto* const rms = dynamic_cast<const torch::optim::RMSpropParamState*>(state))
+    return is_set(rms->square_avg());
+  const auto* const adagrad = dynamic_cast<const torch::optim::AdagradParamState*>(state);
+  return adagrad != nullptr && is_set(adagrad->sum());
+}
+
+void WatchedOptimizer::forget_step() {
+  probe_.copy_(pair(probe_.options(), 0, 1));
+  const auto found = optimizer_.state().find(probe_.unsafeGetTensorImpl());
+  if (found == optimizer_.state().end()) return;
+  if (auto* const adagrad = dynamic_cast<torch::optim::AdagradParamState*>(found->second.get())) {
+    adagrad->sum().zero_();
+  } else {
+    optimizer_.state().erase(found);
+  }
 }
 
 bool WatchedOptimizer::has_cleared() {
@@ -98,6 +147,13 @@ bool WatchedOptimizer::has_cleared() {
   if (gradient.defined() && static_cast<std::uint64_t>(gradient._version()) == armed_) return false;
   arm();
   return true;
+}
+
+void WatchedOptimizer::zero_gradients() const {
+  for (const Parameter& parameter : parameters_) {
+    at::Tensor& gradient = parameter.unit->shards()[parameter.place].mutable_grad();
+    if (gradient.defined() && !is_stand_in(gradient)) gradient = at::zeros_like(gradient);
+  }
 }
 
 void WatchedOptimizer::step(const std::vector<double>& rates) {
@@ -122,7 +178,7 @@ std::uint64_t WatchedOptimizer::version() const {
 void WatchedOptimizer::arm() {
   const c10::AutoGradMode no_grad(false);
   at::Tensor& gradient = probe_.mutable_grad();
-  gradient = at::ones_like(probe_);
+  gradient = pair(probe_.options(), 1, 0);
   armed_ = static_cast<std::uint64_t>(gradient._version());
 }
 

@@ -154,6 +154,7 @@ at::Tensor clip_grad_norm_(const torch::nn::Module& model, double max_norm, doub
   const at::Tensor total = total_norm(parts, norm_type, over);
   // A factor of 1 in place of a condition: the host does not wait for a GPU.
   scale(all_of(parts), (max_norm / (total + 1e-6)).clamp_max(1.0));
+  shard::after_clip(model);
   return total;
 }
 

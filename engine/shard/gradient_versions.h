@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether the program has written a shard's .grad since a backward last added to it, on a rank that
+// has no rows of it too: libtorch counts writes. Inside of weft::join that shows gradients which
+// the program has zeroed by hand.
+//
+// JoinedSteps owns it. Thread-safe: backwards note what they have written, on their threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <weft/engine/shard/unit.h>
+
+namespace weft::shard {
+
+// True for a hook that only notes versions, which reads no values.
+bool only_notes(const torch::autograd::FunctionPostHook& hook);
+
+class GradientVersions {
+ public:
+  // Notes the gradients of all shards, now and whenever a backward has added to them.
+  explicit GradientVersions(const std::vector<std::shared_ptr<Unit>>& units);
+  ~GradientVersions();
+  GradientVersions(const GradientVersions&) = delete;
+  GradientVersions& operator=(const GradientVersions&) = delete;
+
+  // Notes all gradients as they are: Weft has written them.
+  void note_all();
+  // True unless the gradient is as it was noted.
+  bool is_written(const Unit& unit, std::size_t parameter, const at::Tensor& gradient) const;
+
+  class Noted;  // shared with the hooks
+
+ private:
+  struct Hook;
+  const std::shared_ptr<Noted> noted_;
+  std::vector<Hook> hooks_;
+};
+
+}  // namespace weft::shard
