@@ -45,7 +45,7 @@ def command_run(arguments):
 
 def command_bench(arguments):
     files = (ROOT / "profiling" / "bench").glob("*_bench.cc")
-    names = sorted(path.stem.removesuffix("_bench") for path in files)
+    names = sorted([*(path.stem.removesuffix("_bench") for path in files), "python"])
     # Without its own --help, since `./dev bench NAME --help` is the bench's.
     parser = parser_of("bench", *BUILDING, preset="optimized", add_help=False)
     parser.add_argument(
@@ -71,24 +71,45 @@ def command_bench(arguments):
             "--untraced works only for ./dev bench timeline with the preset optimized: "
             "the preset untraced differs from that only in WEFT_TRACE"
         )
+    if options.name == "python":
+        return bench_python(options, rest)
     name = f"{options.name}_bench"
     with lock("setup"):
         # A bench reports the peers that it did not find.
         install_system_packages("apt-bench.txt", required=False)
     build(options, [name])
     path = program(options, name)
-    # The variables silence warnings of Python peers, which would stand between the rows.
-    environment = {
-        **tools(),
-        "WEFT_BENCH_PYTHON": str(venv() / "bin" / "python"),
-        "PYTHONWARNINGS": "ignore",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
+    environment = bench_environment()
     if options.untraced:
         untraced = argparse.Namespace(**{**vars(options), "preset": "untraced"})
         build(untraced, ["digits"])
         environment["WEFT_BENCH_UNTRACED"] = str(program(untraced, "digits"))
     os.execve(path, [str(path), *rest], environment)
+
+
+def bench_environment():
+    # The last variables silence warnings of Python peers, which would stand between the rows.
+    return {
+        **tools(),
+        "WEFT_BENCH_PYTHON": str(venv() / "bin" / "python"),
+        "PYTHONWARNINGS": "ignore",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+
+
+def bench_python(options, rest):
+    """Runs the bench that is a program of Python, with the package of this build."""
+    beside = ["collectives_bench"] if "--cpp" in rest else []
+    build(options, ["weft_python", *beside])
+    environment = {**bench_environment(), "PYTHONPATH": str(build_folder(options) / "python")}
+    for name in beside:
+        environment["WEFT_BENCH_COLLECTIVES"] = str(program(options, name))
+    command = [
+        environment["WEFT_BENCH_PYTHON"],
+        ROOT / "profiling" / "bench" / "python" / "python_bench.py",
+        *rest,
+    ]
+    os.execve(command[0], [str(part) for part in command], environment)
 
 
 def command_soak(arguments):
