@@ -19,7 +19,7 @@ from unittest import mock
 from dev_package import load
 
 SCRIPT = Path(__file__).resolve().parents[2] / "dev"
-COMMANDS = ["train", "test", "build", "bench", "soak", "fuzz", "run", "install", "setup", "format", "lint", "pack", "gpu", "gpu-pack",
+COMMANDS = ["train", "test", "build", "bench", "soak", "fuzz", "run", "install", "wheel", "setup", "format", "lint", "pack", "gpu", "gpu-pack",
             "docs", "results", "clean"]
 
 
