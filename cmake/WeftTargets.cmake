@@ -80,5 +80,7 @@ function(weft_program name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LINKS")
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_LINKS} weft_flags)
+  # A layer's archive names libraries that only some of its objects need.
+  target_link_options(${name} PRIVATE LINKER:--as-needed)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
 endfunction()
