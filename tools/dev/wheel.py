@@ -163,7 +163,7 @@ def write_metadata(built, info, tag):
         "Wheel-Version: 1.0\nGenerator: weft-dev\nRoot-Is-Purelib: false\n"
         f"Tag: {tag}-linux_{os.uname().machine}\n"
     )
-    shutil.copy2(ROOT / "python" / "entry_points.txt", info)
+    shutil.copy2(ROOT / "python" / "torch_weft" / "entry_points.txt", info)
     (info / "licenses").mkdir()
     shutil.copy2(ROOT / "LICENSE", info / "licenses")
 
@@ -258,6 +258,6 @@ def command_wheel(arguments):
     parser = parser_of("wheel", *BUILDING, preset="optimized")
     parser.add_argument("--output", type=Path, default=BUILD / "wheels")
     options = parser.parse_args(arguments)
-    build(options, ["installed", "python"])
+    build(options, ["installed", "weft_python"])
     wheel = pack_wheel(build_folder(options), options.output.absolute())
     say(f"packed {wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
