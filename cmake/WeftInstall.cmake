@@ -26,3 +26,22 @@ install(CODE "
 set(source \"${PROJECT_SOURCE_DIR}\")
 set(destination \"${CMAKE_INSTALL_INCLUDEDIR}\")
 include(\"${PROJECT_SOURCE_DIR}/cmake/install_headers.cmake\")")
+
+# An archive and a Debian package of the same files (docs/packaging.md): cpack --config
+# build/<preset>/CPackConfig.cmake -G TGZ, or DEB.
+if(PROJECT_IS_TOP_LEVEL)
+  set(CPACK_PACKAGE_NAME weft)
+  set(CPACK_PACKAGE_VENDOR Weft)
+  set(CPACK_PACKAGE_CONTACT "the maintainers of Weft")
+  set(CPACK_PACKAGE_VERSION "${PROJECT_VERSION}+torch${Libtorch_MINOR_RELEASE}")
+  set(CPACK_GENERATOR TGZ DEB)
+  set(CPACK_STRIP_FILES ON)
+  set(CPACK_RESOURCE_FILE_LICENSE "${PROJECT_SOURCE_DIR}/LICENSE")
+  set(CPACK_PACKAGE_DIRECTORY "${PROJECT_BINARY_DIR}/packages")
+  set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+  set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
+  # libtorch is in no package of Debian's that Weft could depend on.
+  set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+  set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${folder}")
+  include(CPack)
+endif()

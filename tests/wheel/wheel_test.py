@@ -185,7 +185,7 @@ def first_program(build):
         project = Path(folder)
         source = next(block for block in blocks("README.md", "cpp") if "int main()" in block)
         (project / "train.cc").write_text(source)
-        (project / "CMakeLists.txt").write_text(next(block for block in blocks("README.md", "cmake")))
+        (project / "CMakeLists.txt").write_text(next(block for block in blocks("docs/start.md", "cmake") if "find_package" in block))
         commands = next(block for block in blocks("README.md", "sh") if "torch_weft.cmake_prefix_path" in block)
         check(len(commands.replace("\\\n", "").splitlines()) == 3, f"the README says three commands: {commands}")
         begin = time.monotonic()
