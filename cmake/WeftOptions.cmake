@@ -108,6 +108,10 @@ if(WEFT_CUDA AND NOT WEFT_NCCL STREQUAL "OFF")
   endif()
 endif()
 weft_decide(NCCL ${nccl_found} "${nccl_hint}")
+if(WEFT_NCCL)  # for the programs of the build tree
+  cmake_path(SET nccl_libraries NORMALIZE "${WEFT_NCCL_INCLUDE_DIR}/../lib")
+  list(APPEND CMAKE_BUILD_RPATH "${nccl_libraries}")
+endif()
 
 # --- MPI: Open MPI's headers only. libmpi.so.40 is opened at run time; other MPIs have different
 # handles.

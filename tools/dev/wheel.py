@@ -23,6 +23,19 @@ ON_PATH = [name for name in INSTALLED if name != "weft-agent"]  # weft-run start
 MOST_WHEEL_BYTES = 12_000_000
 # torch's own wheel has these beside torch_weft; auditwheel leaves them out of Weft's.
 TORCHS = ["libtorch*.so*", "libc10*.so*", "libshm.so*"]
+# Debian's packages of the libraries whose code is in the wheel.
+CONTAINED = [
+    "libcivetweb1",
+    "libcli11-dev",
+    "libfmt-dev",
+    "libiberty-dev",
+    "libmsgpack-cxx-dev",
+    "libprometheus-cpp-core1.0",
+    "libspdlog-dev",
+    "libssl-dev",
+    "libxxhash-dev",
+    "nlohmann-json3-dev",
+]
 COMMAND_SCRIPT = ROOT / "python" / "weft_command.py"
 
 
@@ -164,8 +177,19 @@ def write_metadata(built, info, tag):
         f"Tag: {tag}-linux_{os.uname().machine}\n"
     )
     shutil.copy2(ROOT / "python" / "torch_weft" / "entry_points.txt", info)
-    (info / "licenses").mkdir()
-    shutil.copy2(ROOT / "LICENSE", info / "licenses")
+    copy_licences(info / "licenses")
+
+
+def copy_licences(folder):
+    """Copies Weft's licence, and those of the libraries whose code is inside, which ask for it."""
+    folder.mkdir()
+    shutil.copy2(ROOT / "LICENSE", folder)
+    for package in CONTAINED:
+        text = Path("/usr/share/doc") / package / "copyright"
+        if text.exists():
+            shutil.copyfile(text, folder / f"{package}.txt")
+        else:
+            say(f"{text} is missing: the wheel is without this licence, so do not publish it")
 
 
 def write_commands(folder):

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
+#include <string_view>
 #include <type_traits>
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <weft/transport/nccl/library.h>
 
@@ -59,11 +61,23 @@ std::optional<Error> why_not(const Library& library) {
   return std::nullopt;
 }
 
+// Adds the place where pip installs NCCL beside a torch wheel, if `object` is that wheel's libtorch.
+// For dl_iterate_phdr.
+int add_beside_libtorch(dl_phdr_info* object, std::size_t, void* places) {
+  constexpr std::string_view kLibtorch = "/torch/lib/libtorch_cpu.so";
+  const std::string_view path = object->dlpi_name;
+  if (!path.ends_with(kLibtorch)) return 0;
+  const std::string folder(path.substr(0, path.size() - kLibtorch.size()));
+  static_cast<std::vector<std::string>*>(places)->push_back(folder + "/nvidia/nccl/lib/" + kName);
+  return 1;  // ends the iteration
+}
+
 }  // namespace
 
 std::vector<std::string> Library::candidates() {
-  // CMake sets WEFT_NCCL_LIBRARY_DIR for this file.
-  return {kName, std::string(WEFT_NCCL_LIBRARY_DIR) + "/" + kName};
+  std::vector<std::string> places{kName};
+  ::dl_iterate_phdr(add_beside_libtorch, &places);
+  return places;
 }
 
 Result<std::shared_ptr<const Library>> Library::open(const std::vector<std::string>& files) {
