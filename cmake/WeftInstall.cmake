@@ -40,6 +40,7 @@ if(PROJECT_IS_TOP_LEVEL)
   set(CPACK_PACKAGE_DIRECTORY "${PROJECT_BINARY_DIR}/packages")
   set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
   set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
+  set(CPACK_DEBIAN_PACKAGE_DEPENDS libmsgpack-cxx-dev)  # for Weft's headers
   # libtorch is in no package of Debian's that Weft could depend on.
   set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
   set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${folder}")

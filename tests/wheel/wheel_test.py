@@ -192,6 +192,10 @@ def first_program(build):
         output = fresh.run("sh", "-euxc", commands, cwd=project)
         check("step 200: loss" in output, f"the README's program printed: {output}")
         print(f"compiled and run in {time.monotonic() - begin:.0f} s")
+        (listed,) = (project / "build").rglob("train.cc.o.d")
+        included = re.findall(r"/\S+/(?:msgpack|spdlog|fmt|nlohmann|prometheus)\S*", listed.read_text())
+        strays = [header for header in included if "/torch_weft/include/" not in header and "/torch/include/" not in header]
+        check(not strays, f"the program includes headers that are not in the wheel: {strays[:5]}")
         needed = fresh.run("ldd", project / "build" / "train")
         check("not found" not in needed, f"the program misses libraries: {needed}")
 
