@@ -19,7 +19,7 @@ from unittest import mock
 from dev_package import load
 
 SCRIPT = Path(__file__).resolve().parents[2] / "dev"
-COMMANDS = ["train", "test", "build", "bench", "soak", "fuzz", "run", "install", "wheel", "setup", "format", "lint", "pack", "gpu", "gpu-pack",
+COMMANDS = ["train", "test", "build", "bench", "soak", "fuzz", "run", "install", "wheel", "release", "setup", "format", "lint", "pack", "gpu", "gpu-pack",
             "docs", "results", "clean"]
 
 
@@ -429,6 +429,33 @@ class Releases(DevTest):
         version = ".".join(re.findall(r"#define WEFT_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header))
         changelog = (SCRIPT.parent / "CHANGELOG.md").read_text()
         self.assertRegex(changelog, rf"This will be {re.escape(version)}\b|## \[{re.escape(version)}\]")
+
+
+class Release(DevTest):
+    def prepare(self, changelog, tags):
+        """Makes the checkout's changelog and tags; {0} in them is the version."""
+        shutil.copytree(SCRIPT.parent / "base", self.root / "base")
+        self.version = self.dev.weft_version()
+        (self.root / "CHANGELOG.md").write_text(changelog.format(self.version))
+        said = {"status": "", "tag": tags.format(self.version)}
+        replaced = mock.patch.object(self.dev, "git", side_effect=lambda *words: said[words[0]])
+        replaced.start()
+        self.addCleanup(replaced.stop)
+
+    def test_release_only_says_what_it_would_do(self):
+        self.prepare("## [{0}] - 2027-01-02\n\nNew.\n\n## [0.0.1] - 2026-01-01\n\nOld.\n", tags="")
+        code, output = self.call("release")
+        self.assertEqual(code, 0)
+        self.assertNotIn("not ready", output)
+        self.assertIn(f"would run: gh release create v{self.version}", output)
+        self.assertEqual(self.dev.notes_of(self.version), "New.")
+
+    def test_unfinished_release_is_not_published(self):
+        self.prepare("## [Unreleased]\n", tags="v{0}")
+        code, output = self.call("release", "--publish")
+        self.assertEqual(code, 1)
+        self.assertIn("has no section", output)
+        self.assertIn(f"the tag v{self.version} exists", output)
 
 
 class Lint(DevTest):

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs the build into a wheel, installs it into a fresh environment and uses it as the README says.
 
-usage: wheel_test.py pack BUILD_FOLDER    packs twice into BUILD_FOLDER/wheel and compares
-       wheel_test.py NAME BUILD_FOLDER    one of the tests below, with the wheel that `pack` made
+usage: wheel_test.py pack BUILD_FOLDER             packs twice into BUILD_FOLDER/wheel and compares
+       wheel_test.py python BUILD_FOLDER           installs that wheel and uses it from Python
+       wheel_test.py first_program BUILD_FOLDER    installs it and builds the README's C++ program
+       wheel_test.py smoke ENVIRONMENT             both, in an environment that has a wheel
 
-The environment has torch's own files by links, so nothing is downloaded or copied.
+The tests' own environments have torch's files by links, so nothing is downloaded or copied.
 """
 
 import contextlib
@@ -50,35 +52,42 @@ def skip(reason):
 
 
 class Environment:
-    """A fresh virtual environment that has the wheel, and torch by links."""
+    """A virtual environment that has the wheel and torch."""
 
-    def __init__(self, folder, wheel):
-        self.folder = folder / "venv"
-        python = sys.executable  # of build/venv, which has torch
-        run(python, "-m", "venv", "--without-pip", self.folder)
-        site = next(self.folder.glob("lib/python3.*/site-packages"))
-        given = Path(run(python, "-c", "import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])").strip())
-        for path in given.iterdir():
-            if not path.name.startswith(("torch_weft", "pip", "__pycache__")):
-                (site / path.name).symlink_to(path)
-        self.python = self.folder / "bin" / "python"
-        self.variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_", "WEFT_", "VIRTUAL_ENV"))}
-        self.variables["PATH"] = f"{self.folder / 'bin'}:{os.environ['PATH']}"
-        # As `pip install torch-weft --find-links RELEASE`, but never from a network.
-        pip = [python, "-m", "pip", "--python", self.python, "--disable-pip-version-check", "install", "-q"]
-        run(*pip, "--no-index", "--find-links", wheel.parent, "--pre", "torch-weft", env=self.variables)
+    def __init__(self, folder):
+        self.folder = folder
+        self.python = folder / "bin" / "python"
+        foreign = ("PYTHON", "LD_", "WEFT_", "VIRTUAL_ENV")
+        self.variables = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        self.variables["PATH"] = f"{folder / 'bin'}:{os.environ['PATH']}"
 
     def run(self, *command, **options):
         return run(*command, env=self.variables, **options)
 
-    def ask(self, program, **options):
-        return self.run(self.python, "-c", program, **options).strip()
+    def ask(self, program):
+        return self.run(self.python, "-c", program).strip()
+
+
+def make_environment(folder, wheel):
+    """A fresh environment with torch's files by links, and the wheel by pip."""
+    python = sys.executable  # of build/venv, which has torch
+    run(python, "-m", "venv", "--without-pip", folder)
+    site = next(folder.glob("lib/python3.*/site-packages"))
+    given = Path(run(python, "-c", "import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])").strip())
+    for path in given.iterdir():
+        if not path.name.startswith(("torch_weft", "pip", "__pycache__")):
+            (site / path.name).symlink_to(path)
+    fresh = Environment(folder)
+    # As `pip install torch-weft --find-links RELEASE`, but never from a network.
+    pip = [python, "-m", "pip", "--python", fresh.python, "--disable-pip-version-check", "install", "-q"]
+    fresh.run(*pip, "--no-index", "--find-links", wheel.parent, "torch-weft")
+    return fresh
 
 
 @contextlib.contextmanager
 def environment(build):
     with tempfile.TemporaryDirectory() as folder:
-        yield Environment(Path(folder), wheel_of(build))
+        yield make_environment(Path(folder) / "venv", wheel_of(build))
 
 
 def wheel_of(build):
@@ -128,17 +137,33 @@ def check_contents(wheel, build):
 def python(build):
     """The module, the programs and the backend work in a fresh environment, without an import."""
     with environment(build) as fresh:
-        version = packer.weft_version()
-        told = fresh.ask("import torch_weft as w; print(w.version, w.cmake_prefix_path, w.include, sep='\\n')").splitlines()
-        check(told[0] == version, f"torch_weft.version is {told[0]}, not {version}")
-        check((Path(told[1]) / "lib/cmake/weft/weftConfig.cmake").is_file(), f"nothing to find in {told[1]}")
-        check((Path(told[2]) / "weft/weft.h").is_file(), f"no weft/weft.h in {told[2]}")
-        for name in COMMANDS:
-            output = fresh.run(name, "--version")
-            check(output.startswith(f"{name} {version}"), f"{name} --version printed: {output}")
-        check("tcp" in fresh.run("weft-info"), "weft-info lists no tcp")
-        check_backend(fresh)
-        check_other_torch(fresh)
+        use_from_python(fresh)
+
+
+def first_program(build):
+    """The README's commands build and run its program against the installed wheel."""
+    with environment(build) as fresh:
+        build_first_program(fresh)
+
+
+def smoke(folder):
+    fresh = Environment(folder)
+    use_from_python(fresh)
+    build_first_program(fresh)
+
+
+def use_from_python(fresh):
+    version = packer.weft_version()
+    told = fresh.ask("import torch_weft as w; print(w.version, w.cmake_prefix_path, w.include, sep='\\n')").splitlines()
+    check(told[0] == version, f"torch_weft.version is {told[0]}, not {version}")
+    check((Path(told[1]) / "lib/cmake/weft/weftConfig.cmake").is_file(), f"nothing to find in {told[1]}")
+    check((Path(told[2]) / "weft/weft.h").is_file(), f"no weft/weft.h in {told[2]}")
+    for name in COMMANDS:
+        output = fresh.run(name, "--version")
+        check(output.startswith(f"{name} {version}"), f"{name} --version printed: {output}")
+    check("tcp" in fresh.run("weft-info"), "weft-info lists no tcp")
+    check_backend(fresh)
+    check_other_torch(fresh)
 
 
 PROGRAM = """
@@ -179,9 +204,8 @@ def blocks(document, language):
     return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
 
 
-def first_program(build):
-    """The README's commands build and run its program against the installed wheel."""
-    with environment(build) as fresh, tempfile.TemporaryDirectory() as folder:
+def build_first_program(fresh):
+    with tempfile.TemporaryDirectory() as folder:
         project = Path(folder)
         source = next(block for block in blocks("README.md", "cpp") if "int main()" in block)
         (project / "train.cc").write_text(source)
@@ -201,4 +225,5 @@ def first_program(build):
 
 
 if __name__ == "__main__":
-    {"pack": pack, "python": python, "first_program": first_program}[sys.argv[1]](Path(sys.argv[2]).resolve())
+    tests = {"pack": pack, "python": python, "first_program": first_program, "smoke": smoke}
+    tests[sys.argv[1]](Path(sys.argv[2]).resolve())

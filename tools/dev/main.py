@@ -3,7 +3,7 @@
 
 import sys
 
-from . import build, docs, gpu, lint, pack, results, run, setup, test, wheel
+from . import build, docs, gpu, lint, pack, release, results, run, setup, test, wheel
 from .console import Stop
 from .libtorch import DEFAULT_TORCH, choose_torch
 
@@ -32,6 +32,9 @@ usage: ./dev [--torch VERSION] COMMAND [options]
                          find_package(weft) finds them
   wheel  [--output DIR]  pack the library, Weft's commands and the Python module torch_weft for pip, in
                          build/wheels; --preset dev packs the everyday build, which is not optimised
+  release [--dry-run | --files | --publish]
+                         make the wheels, archives and packages of a release and publish them;
+                         without an option, only say what would be done
   setup  [--tests]       only install what a build needs; --tests: also programs that some tests run
                          (some of them start services)
   format [--check]       run clang-format over the sources; --check: change nothing, and look for
@@ -52,8 +55,8 @@ usage: ./dev [--torch VERSION] COMMAND [options]
   clean  [--all]         remove the builds; --all: also the installed packages
   help                   print this text
 
-options of train, test, build, bench, soak, run (in front of PROGRAM), install, wheel, pack, gpu,
-gpu-pack, setup and lint; fuzz has only --jobs:
+options of train, test, build, bench, soak, run (in front of PROGRAM), install, wheel, release,
+pack, gpu, gpu-pack, setup and lint; fuzz has only --jobs:
   --preset NAME          dev (default of train, test, build, run and setup: builds fast, not
                          optimised), optimized (default of the others), cpu, release, profile, asan,
                          tsan
@@ -82,6 +85,7 @@ COMMANDS = {
     "run": run.command_run,
     "install": build.command_install,
     "wheel": wheel.command_wheel,
+    "release": release.command_release,
     "setup": setup.command_setup,
     "format": lint.command_format,
     "lint": lint.command_lint,
