@@ -5,6 +5,7 @@
 usage: wheel_test.py pack BUILD_FOLDER             packs twice into BUILD_FOLDER/wheel and compares
        wheel_test.py python BUILD_FOLDER           installs that wheel and uses it from Python
        wheel_test.py first_program BUILD_FOLDER    installs it and builds the README's C++ program
+       wheel_test.py installed FOLDER              both, with the wheel in FOLDER/wheel
        wheel_test.py smoke ENVIRONMENT             both, in an environment that has a wheel
 
 The tests' own environments have torch's files by links, so nothing is downloaded or copied.
@@ -146,6 +147,12 @@ def first_program(build):
         build_first_program(fresh)
 
 
+def installed(folder):
+    with environment(folder) as fresh:
+        use_from_python(fresh)
+        build_first_program(fresh)
+
+
 def smoke(folder):
     fresh = Environment(folder)
     use_from_python(fresh)
@@ -225,5 +232,5 @@ def build_first_program(fresh):
 
 
 if __name__ == "__main__":
-    tests = {"pack": pack, "python": python, "first_program": first_program, "smoke": smoke}
-    tests[sys.argv[1]](Path(sys.argv[2]).resolve())
+    tests = [pack, python, first_program, installed, smoke]
+    {test.__name__: test for test in tests}[sys.argv[1]](Path(sys.argv[2]).resolve())
