@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -14,66 +17,92 @@ namespace weft::python {
 
 namespace {
 
-class Threads {
+using Clock = std::chrono::steady_clock;
+
+// Tasks within tasks beyond this depth wait for each other, for a second each.
+constexpr std::size_t kDepths = 4;
+
+// The depth of the task that this thread runs, from 1; 0 on other threads.
+thread_local std::size_t depth = 0;
+
+// The tasks of one depth, and the threads that run them. One thread more than there are running
+// tasks stands by.
+class Queue {
  public:
-  void run(std::function<void()> task) {
+  void run(std::function<void()> task, std::size_t its_depth) {
     const std::lock_guard lock(mutex_);
+    depth_ = its_depth;
     tasks_.push_back(std::move(task));
     if (idle_ == 0) start();
-    has_task_.notify_one();
+    changed_.notify_all();
   }
-  bool is_of_this_process() const { return made_in_ == ::getpid(); }
 
  private:
-  // Futures whose callbacks block each other beyond this number wait for a thread.
-  static constexpr std::size_t kMost = 256;
+  static constexpr std::chrono::seconds kPatience{1};
 
   void start() {
-    if (threads_ == kMost) return;
-    ++threads_;
     ++idle_;
     std::thread([this] { serve(); }).detach();
   }
 
+  // Waits until a task may begin.
+  void await_turn(std::unique_lock<std::mutex>& lock) {
+    for (;;) {
+      changed_.wait(lock, [&] { return !tasks_.empty(); });
+      if (running_ == 0 || Clock::now() - began_ >= kPatience) return;
+      changed_.wait_until(lock, began_ + kPatience);
+    }
+  }
+
   void serve() {
     std::unique_lock lock(mutex_);
+    depth = depth_;
     for (;;) {
-      has_task_.wait(lock, [&] { return !tasks_.empty(); });
-      --idle_;
+      await_turn(lock);
       std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
-      // The task may block until a later task has run.
-      if (idle_ == 0) start();
+      began_ = Clock::now();
+      ++running_;
+      if (--idle_ == 0) start();
       lock.unlock();
       task();
       task = nullptr;
       lock.lock();
-      if (idle_ > 1) break;
+      --running_;
+      changed_.notify_all();
+      if (idle_ > 1) return;
       ++idle_;
     }
-    --threads_;
   }
 
-  const ::pid_t made_in_ = ::getpid();
   std::mutex mutex_;
-  std::condition_variable has_task_;
+  std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
-  std::size_t threads_ = 0;
-  std::size_t idle_ = 0;  // threads that run no task
+  std::size_t depth_ = 0;
+  std::size_t idle_ = 0;     // threads that run no task
+  std::size_t running_ = 0;  // tasks
+  Clock::time_point began_;  // when the latest of them did
+};
+
+struct Queues {
+  const ::pid_t made_in = ::getpid();
+  std::array<Queue, kDepths> by_depth;
 };
 
 }  // namespace
 
-void complete_soon(std::function<void()> task) {
+std::size_t depth_of_future() { return std::min(depth + 1, kDepths); }
+
+void complete_soon(std::size_t its_depth, std::function<void()> task) {
   static std::mutex mutex;
-  static Threads* threads = nullptr;  // outlives the interpreter; a fork leaves the parent's behind
-  Threads* own = nullptr;
+  static Queues* queues = nullptr;  // outlives the interpreter; a fork leaves the parent's behind
+  Queues* own = nullptr;
   {
     const std::lock_guard lock(mutex);
-    if (threads == nullptr || !threads->is_of_this_process()) threads = new Threads;
-    own = threads;
+    if (queues == nullptr || queues->made_in != ::getpid()) queues = new Queues;
+    own = queues;
   }
-  own->run(std::move(task));
+  own->by_depth[its_depth - 1].run(std::move(task), its_depth);
 }
 
 }  // namespace weft::python

@@ -177,8 +177,8 @@ c10::intrusive_ptr<Future> IssuedWork::getFuture() {
       return first;
     }());
   } else {
-    when_done([complete](const std::optional<Error>& error) {
-      complete_soon([complete, error] { complete(error); });
+    when_done([complete, depth = depth_of_future()](const std::optional<Error>& error) {
+      complete_soon(depth, [complete, error] { complete(error); });
     });
   }
   return future_;

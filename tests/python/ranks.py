@@ -36,23 +36,31 @@ class Ranks:
     """`size` processes. Their functions take rank, size, a folder of the call, and its arguments."""
 
     def __init__(self, size):
-        context = multiprocessing.get_context("spawn")
         self.size = size
+        self._start()
+
+    def _start(self):
+        context = multiprocessing.get_context("spawn")
         self.connections, self.processes = [], []
-        for rank in range(size):
+        for rank in range(self.size):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self.size, theirs))
             process.start()
             theirs.close()
             self.connections.append(mine)
             self.processes.append(process)
 
-    def run(self, function, *arguments, seconds=60):
+    def run(self, function, *arguments, seconds=40):
         """Runs the function on all ranks, and returns what they return. None for a rank that died."""
         with tempfile.TemporaryDirectory() as folder:
             for connection in self.connections:
                 connection.send((function, folder, arguments))
-            return [self._result(rank, seconds) for rank in range(self.size)]
+            try:
+                return [self._result(rank, seconds) for rank in range(self.size)]
+            except AssertionError:
+                self._kill()
+                self._start()  # the next call has ranks that are in step
+                raise
 
     def _result(self, rank, seconds):
         if not self.connections[rank].poll(seconds):
@@ -65,6 +73,12 @@ class Ranks:
             raise AssertionError(f"rank {rank}: {result}")
         return result
 
+    def _kill(self):
+        for process in self.processes:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+            process.join()
+
     def close(self):
         for connection, process in zip(self.connections, self.processes):
             try:
@@ -72,9 +86,7 @@ class Ranks:
             except OSError:
                 pass
             process.join(20)
-            if process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
-                process.join()
+        self._kill()
 
 
 class RanksTest(unittest.TestCase):

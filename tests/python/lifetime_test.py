@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that end, in every way: no rank hangs, nothing stays behind, losses are named at once."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+BEGIN = """
+import datetime, os, signal, sys, threading, time, torch, torch.distributed as dist
+rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+def join():
+    store = dist.FileStore(folder + "/store", size)
+    dist.init_process_group("weft", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+    dist.all_reduce(torch.zeros(1))
+join()
+"""
+
+# Rank 2 is killed. A forked child holds its descriptors.
+KILLED = """
+import json, torch_weft
+if rank == 2:
+    if os.fork() == 0:
+        time.sleep(8)
+        os._exit(0)
+    dist.barrier()
+    time.sleep(0.3)
+    open(folder + "/killed", "w").write(str(time.time()))
+    os.kill(os.getpid(), signal.SIGKILL)
+told = []
+dist.barrier()
+for call in [lambda: dist.all_reduce(torch.zeros(1)), lambda: dist.barrier()]:
+    try:
+        call()
+    except torch_weft.PeerLost as error:
+        late = time.time() - float(open(folder + "/killed").read())
+        told.append([str(error), error.ranks, error.operation, late, isinstance(error, dist.DistNetworkError)])
+smaller = dist.shrink_group([2]) if hasattr(dist, "shrink_group") else None
+if smaller:
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    told.append(tensor.item())
+print(json.dumps(told))
+"""
+
+
+def run(program, size=2, seconds=60, environment=None):
+    """Returns each rank's exit status, what it printed, what it said, and the files it left."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = set(os.listdir("/dev/shm"))
+        environment = {**os.environ, **(environment or {})}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", BEGIN + program, str(rank), str(size), folder],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=folder,
+            )
+            for rank in range(size)
+        ]
+        results = []
+        try:
+            for process in ranks:
+                out, said = process.communicate(timeout=seconds)
+                results.append((process.returncode, out, said))
+        finally:
+            for process in ranks:
+                process.kill()
+        left = {name for name in set(os.listdir("/dev/shm")) - before if "weft" in name}
+        return results, left
+
+
+class Lifetime(unittest.TestCase):
+    def test_ends_without_destroy(self):
+        results, left = run("work = dist.all_reduce(torch.ones(1), async_op=True)\n")
+        self.assertEqual([(status, "rror" in said) for status, _, said in results], [(0, False)] * 2, results)
+        self.assertEqual(left, set())
+
+    def test_an_exception_ends_the_others_at_once(self):
+        begin = time.monotonic()
+        program = "if rank == 0:\n    work = dist.all_reduce(torch.ones(1), async_op=True)\n    raise KeyError('mine')\ndist.recv(torch.zeros(1), 0)\n"
+        (mine, theirs), left = run(program)
+        self.assertEqual(mine[0], 1)
+        self.assertIn("KeyError", mine[2])
+        self.assertEqual(theirs[0], 1)
+        self.assertIn("torch_weft.errors.PeerLost: recv", theirs[2])
+        self.assertLess(time.monotonic() - begin, 40)
+        self.assertEqual(left, set())
+
+    def test_a_killed_rank_is_known_in_a_second(self):
+        results, _ = run(KILLED, size=3)
+        self.assertEqual(results[2][0], -9)
+        for status, out, said in results[:2]:
+            self.assertEqual(status, 0, said)
+            *told, total = json.loads(out)
+            for text, ranks, operation, late, is_network_error in told:
+                self.assertEqual(ranks, [2])
+                self.assertIn(operation, text)
+                self.assertIn("rank 2", text)
+                self.assertLess(late, 1 if os.getloadavg()[0] < 2 * os.cpu_count() else 5)
+                self.assertTrue(is_network_error)
+            self.assertEqual([one[2] for one in told], ["all_reduce", "barrier"])
+            self.assertEqual(total, 2.0)
+
+    def test_is_made_again_and_again(self):
+        program = "for i in range(5):\n    dist.destroy_process_group()\n    folder += '/again'\n    os.makedirs(folder, exist_ok=True)\n    join()\n"
+        results, _ = run(program)
+        self.assertEqual([status for status, _, _ in results], [0, 0], results)
+
+    def test_another_release_is_refused_with_a_sentence(self):
+        program = "import torch, torch.distributed as dist, torch_weft._build as build\nbuild.TORCH = '2.1.0'\nprint('imported')\ndist.init_process_group('weft', store=dist.HashStore(), rank=0, world_size=1)\n"
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        self.assertEqual(ended.stdout, "imported\n")
+        self.assertIn("was built for torch 2.1, and torch", ended.stderr)
+
+    def test_import_loads_no_library(self):
+        program = "import torch, torch.distributed as dist\nprint('weft' in dist.Backend.backend_list, 'libweft' in open('/proc/self/maps').read(), torch.cuda.is_initialized())\nimport torch_weft\nprint(torch_weft.PeerLost.__mro__[1].__name__, torch_weft.version)\n"
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        self.assertEqual(ended.stdout.splitlines()[0], "True False False", ended.stderr)
+        self.assertTrue(ended.stdout.splitlines()[1].startswith("Error 0."), ended)
+
+    def test_a_job_of_torchrun_writes_one_timeline(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder) / "program.py"
+            program.write_text("import torch, torch.distributed as dist\ndist.init_process_group('weft')\ndist.all_reduce(torch.ones(4))\ndist.destroy_process_group()\n")
+            environment = {**os.environ, "WEFT_TIMELINE": str(Path(folder) / "timeline.json"), "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone", str(program)]
+            ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+            self.assertEqual(ended.returncode, 0, ended.stderr)
+            text = (Path(folder) / "timeline.json").read_text()
+            self.assertIn("all_reduce", text)
+            json.loads(text)
+
+
+if __name__ == "__main__":
+    unittest.main()
