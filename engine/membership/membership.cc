@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <random>
 #include <set>
 #include <sstream>
@@ -18,6 +19,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <weft/base/end_of_process.h>
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/engine/membership/membership.h>
@@ -83,16 +85,18 @@ std::vector<std::string> member_keys(int size) {
 
 // One connection to another rank.
 struct Membership::Peer {
-  Peer(int number, int ranks) : socket(number), reader(ranks) {}
+  Peer(int number, int ranks) : socket(number), end(number), reader(ranks) {}
   ~Peer() {
     watch.reset();
+    end.reset();
     ::close(socket);
   }
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
 
   const int socket;
-  int rank = -1;  // -1 until its Hello
+  std::optional<EndOfProcess> end;  // a death is seen by the connection's end
+  int rank = -1;                    // -1 until its Hello
   FrameReader reader;
   std::string unsent;
   bool said_goodbye = false;
