@@ -94,6 +94,7 @@ void GroupBackend::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 c10d::ErrorType GroupBackend::getError() {
+  if (is_aborted_) return c10d::ErrorType::SUCCESS;  // as Gloo: the program has asked for it
   for (const weft::ProcessGroup& one : groups()) {
     const auto error = one.error();
     if (!error) continue;
@@ -108,6 +109,7 @@ c10d::ErrorType GroupBackend::getError() {
 
 void GroupBackend::abort() {
   const WithoutGil unlocked;
+  is_aborted_ = true;
   translated("abort", [&] {
     for (weft::ProcessGroup& one : groups())
       one.abort("rank " + std::to_string(getRank()) + " has aborted the process group");
@@ -164,6 +166,7 @@ void GroupBackend::replace(weft::ProcessGroup group, const Place& place) {
   place_ = place;
   rank_ = place.rank;
   size_ = place.size;
+  is_aborted_ = false;
   coalesced_.reset();
 }
 

@@ -88,6 +88,7 @@ class GroupBackend : public c10d::Backend {
   weft::ProcessGroup group_, cuda_group_;  // empty after shutdown(), guarded by mutex_
   c10::intrusive_ptr<c10d::Store> store_;
   Place place_;
+  std::atomic<bool> is_aborted_{false};  // by abort(), until replace()
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> number_{0};
   struct Coalesced {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group that goes on with other ranks: reconfigure, shrink, split.
 #include <algorithm>
+#include <cstdint>
 #include <random>
 #include <sstream>
+#include <string>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -10,6 +12,7 @@
 #include <weft/python/backend/backend.h>
 #include <weft/python/backend/creation.h>
 #include <weft/python/backend/errors.h>
+#include <weft/python/backend/interpreter.h>
 
 namespace weft::python {
 
@@ -67,9 +70,18 @@ std::vector<std::string> ordered(const c10d::ReconfigureOptions& options) {
   return handles;
 }
 
+std::string key(int rank) { return "came/" + std::to_string(rank); }
+
+// Throws Caller if ranks have met with this uuid before: their keys are still in the store.
+void refuse_used(c10d::Store& store, int rank, std::uint64_t uuid) {
+  const WithoutGil unlocked;
+  if (!store.check({key(rank)})) return;
+  throw Error(Blame::Caller, "reconfigure: the uuid " + std::to_string(uuid) +
+                                 " is already used; take a new one for each reconfiguration");
+}
+
 // Blocks until each of the ranks has set its key.
 void meet(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout) {
-  const auto key = [](int of) { return "came/" + std::to_string(of); };
   store.set(key(rank), std::vector<std::uint8_t>{1});
   const auto end = std::chrono::steady_clock::now() + timeout;
   for (int other = 0; other < size; ++other) {
@@ -112,6 +124,7 @@ WorkPointer Backend::reconfigure(const c10d::ReconfigureOptions& options) {
     place.size = static_cast<int>(handles.size());
     const auto meeting = c10::make_intrusive<c10d::PrefixStore>(
         "reconfigure/" + std::to_string(options.uuid), store());
+    refuse_used(*meeting, place.rank, static_cast<std::uint64_t>(options.uuid));
     auto made = made_by([meeting, place, old = taken_groups(),
                          timeout = options.timeout.value_or(place.timeout)]() mutable {
       meet(*meeting, place.rank, place.size, timeout);
