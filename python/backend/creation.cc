@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <weft/python/backend/creation.h>
@@ -65,6 +66,18 @@ std::optional<std::vector<int>> ranks_in(const Backend& first,
   return ranks;
 }
 
+// Joins the first group of the job, which has ranks in C++ too: they meet in the store as it was
+// before c10d took the keys below "0/cpu/" for this backend, and know the group without a name.
+weft::ProcessGroup join_world(const c10d::DistributedBackendOptions& options, Place place) {
+  auto* const of_device = dynamic_cast<c10d::PrefixStore*>(options.store.get());
+  const auto above = of_device ? of_device->getUnderlyingStore() : options.store;
+  auto* const of_group = dynamic_cast<c10d::PrefixStore*>(above.get());
+  if (place.name != "0" || of_device == nullptr || of_group == nullptr)
+    return join(options.store, place, bound_gpu(options));
+  place.name.clear();
+  return join(of_group->getUnderlyingStore(), place, bound_gpu(options));
+}
+
 weft::ProcessGroup make(const c10d::DistributedBackendOptions& options, const Place& place) {
   const auto first = known_world();
   const auto ranks = first && first->is_present() ? ranks_in(*first, options) : std::nullopt;
@@ -107,7 +120,7 @@ c10::intrusive_ptr<Backend> create(const c10d::DistributedBackendOptions& option
   return translated(is_world ? "init_process_group" : "new_group", [&] {
     weft::ProcessGroup group;
     if (!joins_later(options)) {
-      group = is_world ? join(options.store, place, bound_gpu(options)) : make(options, place);
+      group = is_world ? join_world(options, place) : make(options, place);
     }
     auto backend = c10::make_intrusive<Backend>(std::move(group), options.store, place);
     if (is_world) set_world(backend);
