@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -145,7 +146,9 @@ def modules(options):
         for pattern in lines_of("suites.txt"):
             found = sorted(str(path.relative_to(folder)) for path in folder.glob(pattern))
             chosen += [(name, 0) for name in found]
-    return [(name, ranks) for name, ranks in chosen if options.only in name]
+    return [
+        (name, ranks) for name, ranks in chosen if any(one in name for one in options.only)
+    ]
 
 
 def batches(options, folder, results):
@@ -155,26 +158,28 @@ def batches(options, folder, results):
         missing = [one for one in lines_of("suites.txt") if not any(folder_of_tests.glob(one))]
         if missing:
             print(f"not in this checkout: {', '.join(missing)}", flush=True)
+    workers = {
+        (module, ranks, backend): Worker(options, folder, module, ranks, backend)
+        for module, ranks in modules(options)
+        for backend in options.backends
+    }
+    firsts = {(module, backend): one for (module, _, backend), one in reversed(workers.items())}
+    with ThreadPoolExecutor(options.lanes) as lanes:
+        listed = dict(zip(firsts, lanes.map(Worker.tests, firsts.values())))
+    for (module, backend), (tests, error) in listed.items():
+        if tests is None:
+            print(f"not imported: {backend} {module}: {error}", flush=True)
     work = []
-    listed = {}
-    for module, ranks in modules(options):
-        for backend in options.backends:
-            worker = Worker(options, folder, module, ranks, backend)
-            if (module, backend) not in listed:
-                listed[module, backend] = worker.tests()
-            tests, error = listed[module, backend]
-            if tests is None:
-                print(f"not imported: {backend} {module}: {error}", flush=True)
-                continue
-            left = [
-                test
-                for test in tests
-                if fnmatch.fnmatch(test, f"*{options.test}*")
-                and not results.has(module, ranks, backend, test)
-            ]
-            work += [
-                (begin, worker, left[begin : begin + BATCH]) for begin in range(0, len(left), BATCH)
-            ]
+    for (module, ranks, backend), worker in workers.items():
+        left = [
+            test
+            for test in listed[module, backend][0] or []
+            if fnmatch.fnmatch(test, f"*{options.test}*")
+            and not results.has(module, ranks, backend, test)
+        ]
+        work += [
+            (begin, worker, left[begin : begin + BATCH]) for begin in range(0, len(left), BATCH)
+        ]
     # A stable order: batch by batch, so that both backends' results come beside each other.
     order = {key: place for place, key in enumerate(modules(options))}
     work.sort(key=lambda part: (order[part[1].key[:2]], part[0]))
@@ -288,7 +293,12 @@ def parse(arguments):
     parser.add_argument("--again", choices=["failed", "weft"], help="forget these results first")
     parser.add_argument("--ranks", type=lambda text: [int(one) for one in text.split(",")], default=[2, 3, 4])
     parser.add_argument("--backends", type=lambda text: text.split(","), default=["gloo", "weft"])
-    parser.add_argument("--only", default="", help="only modules whose name contains this")
+    parser.add_argument(
+        "--only",
+        type=lambda text: text.split(","),
+        default=[""],
+        help="only modules whose name contains one of these",
+    )
     parser.add_argument("--test", default="", help="only tests whose name matches this pattern")
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--limit", type=float, default=60, help="seconds for a test")
@@ -309,7 +319,10 @@ def main():
             return everyday(options, folder)
         results = Results(options.results)
         if options.again:
-            results.forget(lambda row: options.again in (row["result"], row["backend"]))
+            results.forget(
+                lambda row: options.again in (row["result"], row["backend"])
+                and any(one in row["module"] for one in options.only)
+            )
         if not options.table_only:
             run_all(batches(options, folder, results), options.lanes, results)
     import torch
