@@ -13,7 +13,7 @@ def folder_of(package):
 
 
 def environment(weft, torch):
-    """os.environ, with torch's libraries where the program would not find them beside torch_weft."""
+    """os.environ, with torch's libraries if they are not beside torch_weft."""
     if torch is None or os.path.isdir(os.path.join(weft, "..", "torch", "lib")):
         return os.environ
     known = os.environ.get("LD_LIBRARY_PATH")

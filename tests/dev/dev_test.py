@@ -198,6 +198,36 @@ class Install(DevTest):
         self.assertIn(f"-DCMAKE_PREFIX_PATH='{folder}'", printed)
 
 
+class Wheel(DevTest):
+    def test_wheel_is_packed_from_an_optimised_build(self):
+        packed = self.root / "weft.whl"
+        packed.write_bytes(b"")
+        with mock.patch.object(self.dev, "build") as build, mock.patch.object(self.dev, "pack_wheel", return_value=packed) as pack:
+            code, printed = self.call("wheel")
+            self.assertEqual(code, 0, printed)
+            self.assertEqual(build.call_args.args[1], ["installed", "weft_python"])
+            self.assertEqual(pack.call_args.args, (self.root / "build" / "optimized", self.root / "build" / "wheels"))
+            self.call("wheel", "--preset", "dev", "--output", "/there")
+            self.assertEqual(pack.call_args.args, (self.root / "build" / "dev", Path("/there")))
+
+    def test_build_that_cannot_be_packed_is_refused(self):
+        shutil.copytree(SCRIPT.parent / "base", self.root / "base")
+        include = self.root / "torch"
+        (include / "torch" / "headeronly").mkdir(parents=True)
+        header = "".join(f"#define TORCH_VERSION_{part} {number}\n" for part, number in (("MAJOR", 2), ("MINOR", 15), ("PATCH", 1)))
+        (include / "torch" / "headeronly" / "version.h").write_text(header)
+        cache = f"Libtorch_INCLUDE_DIR:PATH={include}\nCMAKE_BUILD_TYPE:STRING=Release\nCMAKE_CXX_FLAGS_RELEASE:STRING=-O3 -DNDEBUG\n"
+        folder = self.root / "build" / "dev"
+        (folder / "CMakeCache.txt").write_text(cache)
+        self.assertEqual(self.dev.Built(folder).name, f"torch_weft-{self.dev.weft_version()}+torch215")
+        (folder / "CMakeCache.txt").write_text(cache.replace("-O3", "-O0"))
+        self.assertTrue(self.dev.Built(folder).name.endswith("+torch215.debug"))
+        for wrong in ("WEFT_SANITIZE:STRING=thread", "WEFT_SHARED:BOOL=OFF"):
+            (folder / "CMakeCache.txt").write_text(cache + wrong + "\n")
+            with self.assertRaises(self.dev.Stop):
+                self.dev.Built(folder)
+
+
 class Setup(DevTest):
     def test_setup_installs_programs_of_tests_on_request(self):
         for words, wanted in (([], []), (["--tests"], [mock.call("apt-services.txt", required=False)])):

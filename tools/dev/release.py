@@ -64,7 +64,9 @@ def make_files(options, folder):
         build(options, ["installed", "weft_python"])
         built = build_folder(options)
         pack_wheel(built, folder)
-        run(["cpack", "--config", built / "CPackConfig.cmake", "-B", folder], cwd=built, env=tools())
+        run(
+            ["cpack", "--config", built / "CPackConfig.cmake", "-B", folder], cwd=built, env=tools()
+        )
         shutil.rmtree(folder / "_CPack_Packages", ignore_errors=True)
     files = sorted(folder.iterdir())
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
@@ -75,7 +77,9 @@ def make_files(options, folder):
 def command_release(arguments):
     parser = parser_of("release", *BUILDING, preset="optimized")
     doing = parser.add_mutually_exclusive_group()
-    doing.add_argument("--dry-run", action="store_true", help="only say what would be done (default)")
+    doing.add_argument(
+        "--dry-run", action="store_true", help="only say what would be done (default)"
+    )
     doing.add_argument("--files", action="store_true", help="make the files, and publish nothing")
     doing.add_argument("--publish", action="store_true", help="make the files, tag and publish")
     options = parser.parse_args(arguments)

@@ -45,11 +45,15 @@ class Built:
     def __init__(self, folder):
         self.folder = folder
         self.cache = dict(
-            re.findall(r"^([\w-]+):\w+=(.*)$", (folder / "CMakeCache.txt").read_text(), re.MULTILINE)
+            re.findall(
+                r"^([\w-]+):\w+=(.*)$", (folder / "CMakeCache.txt").read_text(), re.MULTILINE
+            )
         )
         self.version = weft_version()
         header = Path(self.cache["Libtorch_INCLUDE_DIR"]) / "torch/headeronly/version.h"
-        numbers = re.findall(r"define TORCH_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header.read_text())
+        numbers = re.findall(
+            r"define TORCH_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header.read_text()
+        )
         self.torch = ".".join(numbers)
         self.torch_minor = ".".join(numbers[:2])
         kind = self.cache["CMAKE_BUILD_TYPE"].upper()
@@ -87,7 +91,9 @@ def python_tag(module):
 
 def text_of(command):
     """The output of a program."""
-    done = subprocess.run([str(part) for part in command], env=tools(), capture_output=True, text=True)
+    done = subprocess.run(
+        [str(part) for part in command], env=tools(), capture_output=True, text=True
+    )
     if done.returncode != 0:
         raise Stop(f"{command[0]} failed:\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -95,7 +101,10 @@ def text_of(command):
 
 def set_rpath(path, *folders):
     """Makes a library or program find libraries relative to itself only."""
-    run(["patchelf", "--set-rpath", ":".join(f"$ORIGIN/{folder}" for folder in folders), path], env=tools())
+    run(
+        ["patchelf", "--set-rpath", ":".join(f"$ORIGIN/{folder}" for folder in folders), path],
+        env=tools(),
+    )
 
 
 def install(built, package):
@@ -148,7 +157,9 @@ def one_library(folder):
 
 def set_config(path):
     """Makes find_package(weft) forget the torch of the build, which only this machine has."""
-    text, changed = re.subn(r'^set\(built_with ".*"\)$', 'set(built_with "")', path.read_text(), flags=re.MULTILINE)
+    text, changed = re.subn(
+        r'^set\(built_with ".*"\)$', 'set(built_with "")', path.read_text(), flags=re.MULTILINE
+    )
     if changed != 1:
         raise Stop(f"{path.name} does not say which torch the build used")
     path.write_text(text)
@@ -158,7 +169,7 @@ METADATA = """\
 Metadata-Version: 2.1
 Name: torch-weft
 Version: {version}
-Summary: torch.distributed over shared memory and TCP: the C++ library, its programs, and a backend for Python
+Summary: torch.distributed in C++, its programs, and a backend of torch.distributed for Python
 License: Apache-2.0
 Classifier: License :: OSI Approved :: Apache Software License
 Classifier: Operating System :: POSIX :: Linux
