@@ -56,11 +56,11 @@ MORE_PAGES = {
 }
 # The navigation's groups of pages. Pages of docs/ that none of them names stand under "More".
 GROUPS = {
-    "Guides": ["index", "start", "data_parallel", "large_models", "launching", "rpc", "autograd", "backends", "environment", "cuda_graphs", "rdma"],
+    "Guides": ["index", "start", "python", "data_parallel", "large_models", "launching", "rpc", "autograd", "backends", "environment", "cuda_graphs", "rdma"],
     "From PyTorch": ["differences_from_pytorch"],
     "In operation": ["looking_inside", "errors", "faults", "benchmarks"],
     "Inside": ["architecture", "tour", "thread_model", "cuda_notes", "wire", "adding_a_transport", "decisions", "glossary"],
-    "Project": ["compatibility", "releases", "changelog", "contributing", "security", "example_programs"],
+    "Project": ["compatibility", "packaging", "releases", "changelog", "contributing", "security", "example_programs"],
 }
 INCLUDE = re.compile(r"^#include <weft/([^>]+)>", re.MULTILINE)
 
