@@ -19,9 +19,15 @@ if(Torch_DIR)
   list(APPEND hints "${Torch_DIR}/../../..")
 endif()
 find_path(Libtorch_INCLUDE_DIR torch/csrc/distributed/c10d/Store.hpp HINTS ${hints} PATH_SUFFIXES include)
-if(NOT Libtorch_INCLUDE_DIR AND Python3_EXECUTABLE)
+set(interpreter "${Python3_EXECUTABLE}")
+if(NOT Libtorch_INCLUDE_DIR AND NOT interpreter)
+  find_program(Libtorch_PYTHON python3)
+  mark_as_advanced(Libtorch_PYTHON)
+  set(interpreter "${Libtorch_PYTHON}")
+endif()
+if(NOT Libtorch_INCLUDE_DIR AND interpreter)
   execute_process(
-    COMMAND ${Python3_EXECUTABLE} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    COMMAND ${interpreter} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
     OUTPUT_VARIABLE python_torch OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   find_path(Libtorch_INCLUDE_DIR torch/csrc/distributed/c10d/Store.hpp HINTS ${python_torch} PATH_SUFFIXES include)
 endif()

