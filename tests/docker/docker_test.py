@@ -285,7 +285,7 @@ def stages_built(job):
 def check_workflow(workflow):
     """Checks that every job has a time limit, and that ./dev understands each command in it, for every value of the matrix."""
     jobs = workflow["jobs"]
-    expect(set(jobs) == {"cpu", "nightly", "format", "lint", "fuzz", "image", "gpu"}, f"ci.yaml has the jobs {sorted(jobs)}")
+    expect(set(jobs) == {"cpu", "wheel", "nightly", "format", "lint", "fuzz", "image", "gpu"}, f"ci.yaml has the jobs {sorted(jobs)}")
     named = 0
     for name, job in jobs.items():
         expect(0 < job.get("timeout-minutes", 0) <= 360, f"ci.yaml: {name} has no timeout-minutes")
