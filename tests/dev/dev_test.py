@@ -221,7 +221,7 @@ class Wheel(DevTest):
         (folder / "CMakeCache.txt").write_text(cache)
         self.assertEqual(self.dev.Built(folder).name, f"torch_weft-{self.dev.weft_version()}+torch215")
         (folder / "CMakeCache.txt").write_text(cache.replace("-O3", "-O0"))
-        self.assertTrue(self.dev.Built(folder).name.endswith("+torch215.debug"))
+        self.assertTrue(self.dev.Built(folder).name.endswith("+debug.torch215"))
         for wrong in ("WEFT_SANITIZE:STRING=thread", "WEFT_SHARED:BOOL=OFF"):
             (folder / "CMakeCache.txt").write_text(cache + wrong + "\n")
             with self.assertRaises(self.dev.Stop):

@@ -66,9 +66,12 @@ class Built:
 
     @property
     def name(self):
-        """Distribution and version, such as torch_weft-0.1.0+torch215."""
+        """Distribution and version, such as torch_weft-0.1.0+torch215.
+
+        For pip any build that is not optimised is older than any that is.
+        """
         local = f"torch{self.torch_minor.replace('.', '')}"
-        return f"torch_weft-{self.version}+{local}{'' if self.optimised else '.debug'}"
+        return f"torch_weft-{self.version}+{'' if self.optimised else 'debug.'}{local}"
 
 
 def weft_version():
