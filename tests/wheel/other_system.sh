@@ -26,6 +26,8 @@ for folder in "$source" "$python"; do
 done
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
+touch "$root/etc/hosts"
+mount --bind /etc/hosts "$root/etc/hosts"  # debootstrap makes none, and jobs meet at localhost
 work=$(mktemp -d "$root/tmp/weft-XXXXXX")
 trap 'rm -rf --one-file-system "$work"' EXIT
 here=${work#"$root"}

@@ -187,7 +187,7 @@ dist.destroy_process_group()
 
 
 def check_backend(fresh):
-    for launcher in (["weft-run", "--no-prefix"], [fresh.python, "-m", "torch.distributed.run"]):
+    for launcher in (["weft-run", "--no-prefix"], [fresh.python, "-m", "torch.distributed.run", "--standalone"]):
         with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
             program.write(PROGRAM)
             program.flush()
