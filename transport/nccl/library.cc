@@ -3,8 +3,9 @@
 #include <string_view>
 #include <type_traits>
 
-#include <dlfcn.h>
 #include <link.h>
+
+#include <dlfcn.h>
 
 #include <weft/transport/nccl/library.h>
 
@@ -61,8 +62,8 @@ std::optional<Error> why_not(const Library& library) {
   return std::nullopt;
 }
 
-// Adds the place where pip installs NCCL beside a torch wheel, if `object` is that wheel's libtorch.
-// For dl_iterate_phdr.
+// Adds the place where pip installs NCCL beside a torch wheel, if `object` is that wheel's
+// libtorch. For dl_iterate_phdr.
 int add_beside_libtorch(dl_phdr_info* object, std::size_t, void* places) {
   constexpr std::string_view kLibtorch = "/torch/lib/libtorch_cpu.so";
   const std::string_view path = object->dlpi_name;

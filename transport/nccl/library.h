@@ -60,8 +60,8 @@ struct Library {
 #undef WEFT_NCCL_MEMBER
 
   // The places to look: first the process (libtorch_cuda loads one) and the loader's path, which in
-  // the build tree has the folder beside nccl.h, then the wheel of NCCL beside the torch wheel whose
-  // libtorch this process uses.
+  // the build tree has the folder beside nccl.h, then the wheel of NCCL beside the torch wheel
+  // whose libtorch this process uses.
   static std::vector<std::string> candidates();
   // Opens the first file that exists and is new enough. Returns Unsupported, with the reason for
   // each, if none is.
