@@ -50,7 +50,7 @@ class Ranks:
             self.connections.append(mine)
             self.processes.append(process)
 
-    def run(self, function, *arguments, seconds=40):
+    def run(self, function, *arguments, seconds=100):
         """Runs the function on all ranks, and returns what they return. None for a rank that died."""
         with tempfile.TemporaryDirectory() as folder:
             for connection in self.connections:
