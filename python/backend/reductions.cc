@@ -32,6 +32,20 @@ constexpr CallName kReduceScatterCoalesced{kCoalescedScatters, "reduce_scatter_c
                                            "weft:reduce_scatter_coalesced"};
 constexpr CallName kBarrier{OpType::BARRIER, "barrier", "weft:barrier"};
 
+// The memory to reduce for each tensor. One that is listed twice is reduced once in place, and then
+// in a copy, because all reductions take the values from before the call.
+Tensors apart(const char* operation, const Tensors& tensors) {
+  Tensors all;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor data = flat(operation, tensor);
+    const bool is_listed = std::any_of(all.begin(), all.end(), [&](const at::Tensor& other) {
+      return data.numel() > 0 && other.data_ptr() == data.data_ptr();
+    });
+    all.push_back(is_listed ? data.clone() : data);
+  }
+  return all;
+}
+
 }  // namespace
 
 WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -75,8 +89,7 @@ WorkPointer Backend::allreduce_coalesced(Tensors& tensors,
     return issue({kAllReduceCoalesced, options.timeout, tensors.front().device(), tensors, tensors},
                  [&](weft::ProcessGroup& group, Outputs&) -> Works {
                    Works works;
-                   for (const at::Tensor& tensor : tensors) {
-                     const at::Tensor data = flat(name, tensor);
+                   for (const at::Tensor& data : apart(name, tensors)) {
                      reduction.scale(data);
                      works.push_back(group.all_reduce(data, reduction.op));
                    }
