@@ -33,10 +33,11 @@ def _require_release():
 
     if _release(torch.__version__) == _release(_build.TORCH):
         return
-    wanted = ".".join(_release(_build.TORCH))
+    wanted, found = ".".join(_release(_build.TORCH)), ".".join(_release(torch.__version__))
     raise RuntimeError(
-        f"this torch_weft {_build.VERSION} was built for torch {wanted}, and torch {torch.__version__} is installed: libtorch's classes "
-        f"differ between releases. Install the torch-weft that was built for torch {'.'.join(_release(torch.__version__))}, or torch {wanted}.*"
+        f"this torch_weft {_build.VERSION} was built for torch {wanted}, and torch {torch.__version__} "
+        "is installed: libtorch's classes differ between releases. Install the torch-weft that was "
+        f"built for torch {found}, or torch {wanted}.*"
     )
 
 
@@ -51,4 +52,9 @@ def _follow_main_thread(module):
 def _leave(module):
     # An exception that nobody caught ends the process as if it had been killed: the other ranks
     # learn of it at once. Otherwise this rank waits until they have what they need of it.
-    module.leave_all(getattr(sys, "last_value", None) is None)
+    is_well = getattr(sys, "last_value", None) is None
+    try:
+        module.leave_all(is_well)
+    except BaseException:  # Ctrl-C
+        module.leave_all(False)
+        raise

@@ -20,6 +20,43 @@ def join():
 join()
 """
 
+RAISES = """
+if rank == 0:
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    raise KeyError("mine")
+dist.recv(torch.zeros(1), 0)
+"""
+
+AGAIN = """
+for i in range(5):
+    dist.destroy_process_group()
+    folder += "/again"
+    os.makedirs(folder, exist_ok=True)
+    join()
+"""
+
+OTHER_RELEASE = """
+import torch, torch.distributed as dist, torch_weft._build as build
+build.TORCH = "2.1.0"
+print("imported")
+dist.init_process_group("weft", store=dist.HashStore(), rank=0, world_size=1)
+"""
+
+IMPORTS = """
+import torch, torch.distributed as dist
+maps = open("/proc/self/maps").read()
+print("weft" in dist.Backend.backend_list, "libweft" in maps, torch.cuda.is_initialized())
+import torch_weft
+print(torch_weft.PeerLost.__mro__[1].__name__, torch_weft.version)
+"""
+
+PLAIN = """
+import torch, torch.distributed as dist
+dist.init_process_group("weft")
+dist.all_reduce(torch.ones(4))
+dist.destroy_process_group()
+"""
+
 # Rank 2 is killed. A forked child holds its descriptors.
 KILLED = """
 import json, torch_weft
@@ -80,8 +117,7 @@ class Lifetime(unittest.TestCase):
 
     def test_an_exception_ends_the_others_at_once(self):
         begin = time.monotonic()
-        program = "if rank == 0:\n    work = dist.all_reduce(torch.ones(1), async_op=True)\n    raise KeyError('mine')\ndist.recv(torch.zeros(1), 0)\n"
-        (mine, theirs), left = run(program)
+        (mine, theirs), left = run(RAISES)
         self.assertEqual(mine[0], 1)
         self.assertIn("KeyError", mine[2])
         self.assertEqual(theirs[0], 1)
@@ -105,31 +141,29 @@ class Lifetime(unittest.TestCase):
             self.assertEqual(total, 2.0)
 
     def test_is_made_again_and_again(self):
-        program = "for i in range(5):\n    dist.destroy_process_group()\n    folder += '/again'\n    os.makedirs(folder, exist_ok=True)\n    join()\n"
-        results, _ = run(program)
+        results, _ = run(AGAIN)
         self.assertEqual([status for status, _, _ in results], [0, 0], results)
 
     def test_another_release_is_refused_with_a_sentence(self):
-        program = "import torch, torch.distributed as dist, torch_weft._build as build\nbuild.TORCH = '2.1.0'\nprint('imported')\ndist.init_process_group('weft', store=dist.HashStore(), rank=0, world_size=1)\n"
-        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        ended = subprocess.run([sys.executable, "-c", OTHER_RELEASE], capture_output=True, text=True, timeout=60)
         self.assertEqual(ended.stdout, "imported\n")
         self.assertIn("was built for torch 2.1, and torch", ended.stderr)
 
     def test_import_loads_no_library(self):
-        program = "import torch, torch.distributed as dist\nprint('weft' in dist.Backend.backend_list, 'libweft' in open('/proc/self/maps').read(), torch.cuda.is_initialized())\nimport torch_weft\nprint(torch_weft.PeerLost.__mro__[1].__name__, torch_weft.version)\n"
-        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        ended = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=60)
         self.assertEqual(ended.stdout.splitlines()[0], "True False False", ended.stderr)
         self.assertTrue(ended.stdout.splitlines()[1].startswith("Error 0."), ended)
 
     def test_a_job_of_torchrun_writes_one_timeline(self):
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "program.py"
-            program.write_text("import torch, torch.distributed as dist\ndist.init_process_group('weft')\ndist.all_reduce(torch.ones(4))\ndist.destroy_process_group()\n")
-            environment = {**os.environ, "WEFT_TIMELINE": str(Path(folder) / "timeline.json"), "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone", str(program)]
+            program.write_text(PLAIN)
+            timeline = Path(folder) / "timeline.json"
+            environment = {**os.environ, "WEFT_TIMELINE": str(timeline), "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
             ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
             self.assertEqual(ended.returncode, 0, ended.stderr)
-            text = (Path(folder) / "timeline.json").read_text()
+            text = timeline.read_text()
             self.assertIn("all_reduce", text)
             json.loads(text)
 
