@@ -6,7 +6,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import RanksTest, join
+from ranks import RanksTest, join, release
 
 
 def total(group, value):
@@ -37,6 +37,14 @@ def split(rank, size, folder):
     join(rank, size, folder)
     part = dist.split_group(split_ranks=[[0, 2], [1]])
     result = dist.get_process_group_ranks(part), total(part, rank + 1)
+    dist.destroy_process_group()
+    return result
+
+
+def make_with_a_device(rank, size, folder):
+    join(rank, size, folder, device_id=torch.device("cpu:0"))
+    pair = dist.new_group([0, 2])
+    result = total(pair, rank + 1) if rank != 1 else None
     dist.destroy_process_group()
     return result
 
@@ -98,13 +106,17 @@ class Groups(RanksTest):
         self.assertEqual(one, ([None, 5.0, 6.0, 6.0, 3.0, 3.0], 2))
         self.assertEqual(two, ([4.0, 5.0, 6.0, 6.0, None, 3.0], 2))
 
+    def test_are_made_where_the_first_names_a_device(self):
+        self.assertEqual(self.ranks.run(make_with_a_device), [4.0, None, 4.0])
+
+    @unittest.skipUnless(release() >= (2, 15), "this torch splits groups of GPUs only")
     def test_split(self):
         self.assertEqual(self.ranks.run(split), [([0, 2], 4.0), ([1], 2.0), ([0, 2], 4.0)])
 
     def test_are_made_beside_another_backend(self):
         self.assertEqual(self.ranks.run(make_in_gloo_world), [4.0, None, 4.0])
 
-    @unittest.skipUnless(hasattr(dist, "shrink_group"), "this torch has no shrink_group")
+    @unittest.skipUnless(release() >= (2, 15), "this torch shrinks groups of GPUs only")
     def test_shrink(self):
         self.assertEqual(self.ranks.run(shrink), [(2, 4.0), None, (2, 4.0)])
 

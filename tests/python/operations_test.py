@@ -5,7 +5,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import RanksTest, join
+from ranks import RanksTest, join, release
 
 OPERATORS = [dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
 BITWISE = [dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR]
@@ -103,7 +103,8 @@ def exchanged(rank, size):
     texts = ["a", rank] if rank == 0 else [None, None]
     dist.broadcast_object_list(texts, 0)
     yield "broadcast_object_list", texts
-    dist.monitored_barrier()
+    if release() >= (2, 15):  # older ones let gloo alone have it
+        dist.monitored_barrier()
 
 
 def run_all(rank, size, folder, backend):
@@ -119,7 +120,7 @@ def run_only_on_weft(rank, size, folder):
     join(rank, size, folder)
     results = {}
     for dtype in [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.uint16, torch.uint64]:
-        tensor = torch.arange(1, 5, dtype=torch.uint8).view(torch.uint8).to(torch.float32).to(dtype) if rank == 0 else torch.zeros(4).to(dtype)
+        tensor = (torch.arange(1.0, 5.0) * (rank == 0)).to(dtype)
         dist.broadcast(tensor, 0)
         results[str(dtype)] = tensor.to(torch.float32).tolist()
     tensor = values(rank, 3)

@@ -11,6 +11,13 @@ import unittest
 from pathlib import Path
 
 
+def release():
+    """The release of torch, as (2, 15). Older ones keep some calls to backends of their own."""
+    import torch
+
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
 def join(rank, size, folder, name="0", backend="weft", **options):
     """Joins the default group over a file store. To be called on the ranks."""
     import torch.distributed as dist

@@ -10,7 +10,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import RanksTest, join
+from ranks import RanksTest, join, release
 
 SECOND = datetime.timedelta(seconds=1)
 
@@ -39,7 +39,8 @@ def interrupt(rank, size, folder):
     took.append(interrupted(lambda: dist.recv(torch.zeros(1), 1)))
     took.append(interrupted(lambda: dist.all_reduce(tensor)))
     took.append(interrupted(dist.barrier))
-    took.append(interrupted(lambda: dist.monitored_barrier(timeout=10 * SECOND)))
+    if release() >= (2, 15):  # older ones let gloo alone have it
+        took.append(interrupted(lambda: dist.monitored_barrier(timeout=10 * SECOND)))
     dist.send(torch.ones(1), 1)
     dist.distributed_c10d._abort_process_group()
     return took
@@ -153,7 +154,7 @@ def fork(rank, size, folder):
 class Waits(RanksTest):
     def test_end_at_ctrl_c(self):
         took = self.ranks.run(interrupt)[0]
-        self.assertEqual(len(took), 5)
+        self.assertGreaterEqual(len(took), 4)
         self.assertLess(max(took), 5, took)
 
     def test_leave_the_interpreter_to_other_threads(self):
