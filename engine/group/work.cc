@@ -168,7 +168,10 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
       const Error late(Blame::Timeout, state_->wait.what() + " " + state_->core->options.place() +
                                            " was not done within " + describe(timeout) +
                                            "; it goes on and may be waited for again");
-      trace::dump_after("Work::synchronize", late);
+      // A limit this short is a look in between. Its dump would be taken for that of a failure,
+      // which might then have none: at most one is written in a second.
+      constexpr auto kLook = std::chrono::milliseconds(100);
+      if (timeout > kLook) trace::dump_after("Work::synchronize", late);
       throw late;
     }
   }
