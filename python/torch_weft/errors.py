@@ -20,6 +20,9 @@ class Error(DistBackendError):
         self.ranks = list(ranks)
         self.operation = operation or ""
 
+    def __reduce__(self):
+        return type(self), (str(self), self.ranks, self.operation)
+
 
 class PeerLost(Error, DistNetworkError):
     """A rank died or cannot be reached: make a new group of the ranks that live."""

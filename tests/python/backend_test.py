@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend "weft" of torch.distributed: joins, carries, ends."""
 
+import pickle
 import unittest
 
 import torch
@@ -42,7 +43,8 @@ def refuse_gaps(rank, size, folder):
     dist.all_reduce(transposed)
     dist.destroy_process_group()
     is_one = isinstance(caught, (dist.DistBackendError,)) and isinstance(caught, ValueError)
-    return is_one, str(caught), caught.operation, transposed.tolist()
+    copy = pickle.loads(pickle.dumps(caught))
+    return is_one, str(copy), copy.operation, transposed.tolist()
 
 
 class Backend(RanksTest):
