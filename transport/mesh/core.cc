@@ -12,8 +12,9 @@ namespace {
 
 // After one connection of a peer has ended, the other one may end this much later.
 constexpr auto kOtherConnection = std::chrono::seconds(2);
-// After the communicator has broken, parts that are being received may take this long to arrive.
-constexpr auto kLanding = std::chrono::seconds(1);
+// After the communicator has broken, parts that are being received may take this long to arrive. A
+// caller learns of a lost rank only then, and is to know of it within a second.
+constexpr auto kLanding = std::chrono::milliseconds(500);
 
 }  // namespace
 
