@@ -84,12 +84,10 @@ def run_torchrun(program, backend, folder):
         "--max-restarts", "1", "--monitor-interval", "0.1", "--standalone",
         program, backend, folder,
     ]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        # Without it the second life meets the keys of the first in torchrun's store, and Gloo fails.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if backend == "gloo":
+        # Else its second life meets the keys of the first in torchrun's store, and does not connect.
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     done = subprocess.run(
         command, env=environment, timeout=LIMIT, capture_output=True, text=True, check=False
     )
