@@ -89,7 +89,7 @@ def run_torchrun(program, backend, folder):
         # Else its second life meets the keys of the first in torchrun's store, and does not connect.
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     done = subprocess.run(
-        command, env=environment, timeout=LIMIT, capture_output=True, text=True, check=False
+        command, env=environment, timeout=3 * LIMIT, capture_output=True, text=True, check=False
     )
     return done.returncode, done.stdout + done.stderr
 
