@@ -319,8 +319,8 @@ def report_calls(report, rows, beside):
         if size in beside:
             report.add(ours["case"], "weft C++", size, beside[size], "us")
             over = 1e6 * (quantile(ours["times"], 0.5) - quantile(beside[size], 0.5))
-            report.add_figures(ours["case"], "weft", size, over, over, len(ours["times"]), "us",
-                               "over C++")
+            report.add_figures(f"{ours['case']} over C++", "weft", size, over, over,
+                               len(ours["times"]), "us", "Python - C++")
 
 
 def cases_of(options, ranks):

@@ -83,6 +83,20 @@ class _Finder:
         return spec
 
 
+def _note_groups(backend):
+    """Lets each group of the backend that is made leave a file: a test may make none."""
+    import torch.distributed as dist
+
+    plugin = dist.Backend._plugins[backend.upper()]
+
+    def make(*arguments):
+        if "WEFT_UPSTREAM_MADE" in os.environ:
+            Path(os.environ["WEFT_UPSTREAM_MADE"]).touch()
+        return plugin.creator_fn(*arguments)
+
+    dist.Backend._plugins[backend.upper()] = plugin._replace(creator_fn=make)
+
+
 def _fork_ranks(self):
     import torch.multiprocessing
 
@@ -105,6 +119,7 @@ def install(backend, checkout=None):
                 "package to PYTHONPATH"
             )
         dist.Backend.default_device_backend_map["cpu"] = backend
+        _note_groups(backend)
         sys.meta_path.insert(0, _Finder(backend, folders))
     from torch.testing._internal import common_distributed
 

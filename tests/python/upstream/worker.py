@@ -6,7 +6,8 @@ usage: worker.py MODULE --list
 
 MODULE is "distributed_test", the installed one, or a file of the checkout below test/distributed.
 run.py starts it with WEFT_UPSTREAM_BACKEND, WEFT_UPSTREAM_CHECKOUT and WORLD_SIZE. Each result is a
-line of JSON: {"test", "result": "passed" | "failed" | "skipped", "why", "seconds"}.
+line of JSON: {"test", "result": "passed" | "failed" | "skipped", "why", "seconds", "made"}; "made"
+tells whether a rank made a group of the backend (of weft; Gloo's are not noticed).
 """
 
 import argparse
@@ -119,13 +120,16 @@ def end_group(child):
 
 def run_apart(classes, test, limit, logs):
     log, result_file = logs / f"{test}.log", logs / f"{test}.json"
-    result_file.unlink(missing_ok=True)
+    made = logs / f"{test}.made"
+    for file in (result_file, made):
+        file.unlink(missing_ok=True)
     begin = time.monotonic()
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         try:
             os.setsid()
+            os.environ["WEFT_UPSTREAM_MADE"] = str(made.resolve())
             out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(out, 1)
@@ -155,7 +159,8 @@ def run_apart(classes, test, limit, logs):
         found = {"result": "failed", "why": "ended without a result: " + reason(text)}
     if found["result"] != "failed":
         log.unlink(missing_ok=True)
-    return {"test": test, **found, "seconds": round(time.monotonic() - begin, 1)}
+    seconds = round(time.monotonic() - begin, 1)
+    return {"test": test, **found, "seconds": seconds, "made": made.exists()}
 
 
 def main():
