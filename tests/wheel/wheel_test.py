@@ -35,7 +35,7 @@ COMMANDS = ["weft-run", "weft-info", "weft-debug", "weft-timeline"]
 def run(*command, code=0, **options):
     """The output of a program, which must end with `code`."""
     done = subprocess.run(
-        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, **options
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=560, **options
     )
     if done.returncode != code:
         sys.exit(f"{command[0]} …: exit {done.returncode}\n{done.stdout}")
