@@ -37,6 +37,7 @@ class DevTest(unittest.TestCase):
         copy_dev(self.root)
         (self.root / "build" / "dev").mkdir(parents=True)
         shutil.copytree(SCRIPT.parent / "cmake" / "requirements", self.root / "cmake" / "requirements")
+        shutil.copy2(SCRIPT.parent / "CMakePresets.json", self.root)
         self.dev = load(self.root)
 
     def call(self, *words):
@@ -403,7 +404,10 @@ class Configure(DevTest):
                 self.assertFalse((folder / ".weft-arguments").exists())
                 configure("one", None)
                 configure("one")
-        self.assertEqual(found, [False] * 5)
+            with open(self.root / "CMakePresets.json", "a") as presets:
+                presets.write("\n")
+            configure("one", None)
+        self.assertEqual(found, [False] * 6)
 
 
 class Lock(DevTest):

@@ -2,6 +2,7 @@
 """Configures and builds with CMake: presets, compilers, build folders."""
 
 import contextlib
+import hashlib
 import re
 import shlex
 import shutil
@@ -70,18 +71,16 @@ def configure(options):
     arguments = [*setup(options), *compiler_arguments(options)]
     folder = build_folder(options)
     stamp = folder / ".weft-arguments"
-    fresh = (
-        (folder / "build.ninja").exists()
-        and stamp.exists()
-        and stamp.read_text() == "\n".join(arguments)
-    )
-    if fresh:
+    presets = hashlib.sha256((ROOT / "CMakePresets.json").read_bytes()).hexdigest()
+    wanted = "\n".join([*arguments, f"# CMakePresets.json: {presets[:16]}"])
+    if (folder / "build.ninja").exists() and stamp.exists() and stamp.read_text() == wanted:
         return  # when a CMake file changes, ninja runs CMake again
-    # Start afresh after other arguments, a failure, an interruption or a run of cmake by hand.
+    # Start afresh after other arguments or presets, a failure, an interruption or a run of cmake by
+    # hand.
     for left in (stamp, folder / "CMakeCache.txt"):
         left.unlink(missing_ok=True)
     run(["cmake", "--preset", options.preset, "-B", folder, *arguments], cwd=ROOT, env=tools())
-    stamp.write_text("\n".join(arguments))
+    stamp.write_text(wanted)
 
 
 SANITIZED_PRESETS = ("asan", "tsan", "fuzz")
