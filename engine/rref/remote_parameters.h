@@ -18,8 +18,8 @@ namespace weft {
 // the owner; blocks until the module exists, and throws as RRef::sync() does; Caller for an empty
 // reference, RemoteError if the holder or the pointer is null.
 //
-// The owner's program contains this call for a T as well, or calls or exposes (rpc::expose()) a
-// function that returns a T.
+// The owner's program contains this call for a T as well, or exposes (rpc::expose()) a function or
+// constructor that gives a T.
 template <class T>
 std::vector<RRef<at::Tensor>> remote_parameters(const RRef<T>& module) {
   static_assert(rref::detail::HasParameters<T> || rref::detail::PointsToParameters<T>,

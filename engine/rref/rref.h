@@ -432,8 +432,10 @@ void expose_value() {
       static_cast<void>(Called<CopyBody<T>>::entered.id);
       static_cast<void>(Called<ArrivedCopyBody<T>>::entered.id);
     }
-    if constexpr (HasParameters<T> || PointsToParameters<T>)
+    if constexpr (HasParameters<T> || PointsToParameters<T>) {
       static_cast<void>(Called<MethodBody<&parameters_of<T>, T>>::entered.id);
+      static_cast<void>(&expose_value<at::Tensor>);
+    }
     static_cast<void>(&Exposed<T>::references);
   }
 }

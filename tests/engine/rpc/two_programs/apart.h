@@ -52,6 +52,13 @@ struct Heap {
 Heap heap(int pointers);
 int pointers(const Heap& heap);
 
+// It has parameters, as a module.
+struct Weights {
+  explicit Weights(int rows);
+  std::vector<at::Tensor> parameters() const { return {rows}; }
+  at::Tensor rows;
+};
+
 // Nobody exposes it.
 int hidden(int value);
 

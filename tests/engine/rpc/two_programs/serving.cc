@@ -35,6 +35,7 @@ int main(int arguments, char** values) {
   weft::rpc::expose<Counter, &value_of>();
   weft::rpc::expose<&heap>();
   weft::rpc::expose<Heap, &pointers>();
+  weft::rpc::expose<Weights, int>();
   weft::rpc::expose_script("math", torch::jit::compile(R"(
 def scale(x: Tensor, by: float = 2.0) -> Tensor:
     return x * by

@@ -107,6 +107,12 @@ TEST_P(TwoPrograms, ExposedTypesAndMethodsAreCalled) {
   EXPECT_EQ(heap.sync<&apart::pointers>(), 3);
 }
 
+TEST_P(TwoPrograms, ParametersOfExposedTypesAreReferredTo) {
+  const auto rows = remote_parameters(agent.remote<apart::Weights>("serving", 3));
+  ASSERT_EQ(rows.size(), 1U);
+  EXPECT_TRUE(at::equal(rows[0].to_here(), at::ones({3})));
+}
+
 TEST_P(TwoPrograms, OperatorsNeedNoExposing) {
   const auto ones = at::ones({2});
   EXPECT_TRUE(at::equal(agent.sync_op("aten::add", "serving", ones, ones), at::full({2}, 2)));
