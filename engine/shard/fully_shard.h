@@ -74,19 +74,20 @@ class ShardedRoot;
 // that run out take part in the others' gathers and reductions with zeros, and step their own
 // shards with these optimizers whenever the others do. The steps may be of any kind (accumulation,
 // no_sync(), units that are left out, evaluation, clip_grad_norm_() of the whole module,
-// SyncBatchNorm over the model's group), alike on all ranks that have inputs; but other collectives
-// of the steps wait for the ranks that have run out until they time out. At the end buffers are
-// those of a rank that was active last.
+// SyncBatchNorm over the model's group, or over that of a mesh's axis which has all ranks), alike
+// on all ranks that have inputs; but other collectives of the steps wait for the ranks that have
+// run out until they time out. At the end buffers are those of a rank that was active last.
 //
 // Inside, nothing but these optimizers changes parameters, each at most once between two forwards;
 // of their options only learning rates change, outside of the time between the end of backward and
 // step(). The first parameter group of each has one more parameter meanwhile, by which its steps
 // are seen. Gradients may be zeroed whenever the program likes, but between the last backward and
 // step() only by these optimizers: in a step without a backward another way throws Caller, and
-// behind a backward it is taken to follow the step. FullParameters and GradScaler throw Caller. If an exception ends the steps of one rank,
-// the model's groups are aborted: all others throw Cancelled, which names the rank and the
-// exception. Throws Caller on all ranks if the ranks give different optimizers, or one with
-// parameters that are not the model's shards; otherwise as join().
+// behind a backward it is taken to follow the step. FullParameters and GradScaler throw Caller. If
+// an exception ends the steps of one rank, the model's groups are aborted: all others throw
+// Cancelled, which names the rank and the exception. Throws Caller on all ranks if the ranks give
+// different optimizers, or one with parameters that are not the model's shards; otherwise as
+// join().
 WEFT_API void join(shard::ShardedRoot& model,
                    const std::vector<torch::optim::Optimizer*>& optimizers,
                    const std::function<void()>& steps, JoinOptions options = {});

@@ -221,17 +221,28 @@ void JoinedSteps::reduces(const Unit& unit, const std::vector<std::size_t>& para
 bool before_sum(const ProcessGroup& group, const at::Tensor& tensor) {
   MutexLock lock(running().mutex);
   for (const JoinedSteps* const joined : running().all) {
-    if (!group::are_same(joined->group(), group)) continue;
-    joined->sums(tensor);
-    return true;
+    if (joined->sums(group, tensor)) return true;
   }
   return false;
 }
 
-void JoinedSteps::sums(const at::Tensor& tensor) const {
+// Of a mesh, the group along one axis may be all ranks too.
+std::array<ProcessGroup, 3> JoinedSteps::groups() const {
+  const ModelRanks& ranks = model_->units_.front()->ranks();
+  return {ranks.all, ranks.shards, ranks.replicas};
+}
+
+bool JoinedSteps::sums(const ProcessGroup& group, const at::Tensor& tensor) const {
+  const auto known = groups();
+  const auto found = std::ranges::find_if(known, [&](const ProcessGroup& one) {
+    return one && one.size() == group_.size() && group::are_same(one, group);
+  });
+  if (found == known.end()) return false;
   Message sum = message(kSum, static_cast<std::size_t>(tensor.numel()));
   bits(sum)[0] = static_cast<std::int64_t>(tensor.scalar_type());
+  bits(sum)[1] = found - known.begin();
   tell(sum);
+  return true;
 }
 
 void before_clip(const torch::nn::Module& model, double max_norm, double norm_type, bool is_over) {
@@ -393,10 +404,11 @@ void JoinedSteps::mirror_reduce(std::size_t which, Message& told) {
 void JoinedSteps::mirror_sum(const Message& told) {
   const c10::Device device = model_->units_.front()->device();
   const at::TensorOptions options(static_cast<at::ScalarType>(told[2]));
+  ProcessGroup group = groups().at(static_cast<std::size_t>(told[3]));
   at::Tensor zeros = at::zeros(
       {told[1]},
-      options.device(device.is_cpu() ? group::host_values_device(group_) : group_.device()));
-  group::all_reduce(group_, zeros, ReduceOp::Sum).wait();
+      options.device(device.is_cpu() ? group::host_values_device(group) : group.device()));
+  group::all_reduce(group, zeros, ReduceOp::Sum).wait();
 }
 
 void JoinedSteps::mirror_clear(const std::vector<at::Tensor>& shards, Message& told) const {

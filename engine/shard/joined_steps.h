@@ -8,10 +8,11 @@
 // join() owns it, on each rank for one call. Thread-safe where it says so; else the thread that
 // runs the join. mirror_step() blocks until the other ranks' step has ended.
 //
-// It has 28 functions, because each thing that a step does has one that tells it and one that
+// It has 32 functions, because each thing that a step does has one that tells it and one that
 // repeats it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -44,7 +45,8 @@ void before_clip(const torch::nn::Module& model, double max_norm, double norm_ty
 void after_clip(const torch::nn::Module& model);
 
 // Called before this rank adds up a tensor over the group: inside of weft::join of a model over
-// that group, has the ranks that have run out add zeros. Returns false if they do not.
+// that group, or over a mesh of whose axes one has all ranks and that group, has the ranks that
+// have run out add zeros. Returns false if they do not.
 bool before_sum(const ProcessGroup& group, const at::Tensor& tensor);
 
 class JoinedSteps {
@@ -76,8 +78,7 @@ class JoinedSteps {
   static void has_clipped(const torch::nn::Module& model);
 
   // See before_sum().
-  void sums(const at::Tensor& tensor) const;
-  const ProcessGroup& group() const { return group_; }
+  bool sums(const ProcessGroup& group, const at::Tensor& tensor) const;
 
   // Does what the rank `leader` tells, until its step has ended. `divisor`: of gradients.
   void mirror_step(int leader, int divisor);
@@ -88,6 +89,7 @@ class JoinedSteps {
   void abort(const std::string& why);
 
  private:
+  std::array<ProcessGroup, 3> groups() const;
   // A reduction whose result this rank has not added to its gradients.
   struct Mirrored {
     std::vector<at::Tensor> shards, gradients;

@@ -307,6 +307,24 @@ TEST(ShardedJoinSteps, AreSeenWithEveryOptimizer) {
   });
 }
 
+// Over a mesh, the layers and the model have groups of the same ranks that are not the same.
+TEST(ShardedJoinSteps, AddUpStatisticsOverTheAxisThatHasAllRanks) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    for (const bool is_replicated : {false, true}) {
+      const Mesh mesh = is_replicated ? Mesh(group, {{"replicate", 2}, {"shard", 1}})
+                                      : Mesh(group, {{"shard", 2}});
+      nn::Sequential model(nn::Linear(8, 8), nn::BatchNorm1d(8));
+      fill_values(*model);
+      convert_sync_batch_norm(*model, mesh[is_replicated ? "replicate" : "shard"]);
+      FullyShardedDataParallel sharded(model, mesh);
+      torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01));
+      join(sharded, optimizer,
+           [&] { train(sharded, *model, optimizer, group.rank(), 1 + 2 * group.rank()); });
+      EXPECT_EQ(model[1]->as<nn::BatchNorm1d>()->num_batches_tracked.item<std::int64_t>(), 3);
+    }
+  });
+}
+
 TEST(ShardedJoinSteps, AddUpStatisticsOfTheRanksThatHaveInputs) {
   run_ranks(As::Threads, 3, [](ProcessGroup& group) {
     const auto make = [] {
