@@ -320,7 +320,6 @@ std::shared_ptr<Reduction> GradientReducer::reduce(const Unit& unit,
                                                    std::vector<at::Tensor> gradients,
                                                    std::vector<at::Tensor>& outputs) {
   kept_.take(unit, parameters, gradients);
-  require_dense(unit, parameters, gradients);
   auto reduction = std::make_shared<Reduction>();
   reduction->order = order_;
   reduction->unit = unit.number();

@@ -285,11 +285,8 @@ void JoinedSteps::mirror_step(int leader, int divisor) {
   {
     MutexLock lock(model_->mutex_);
     model_->drop_failed();
-    model_->reducer_.forget();
-    model_->units_.front()->offload->forget();
-    model_->kept_.assign(model_->units_.size(), false);
-    model_->present_.clear();
-    model_->free_unless({});
+    model_->forget_reductions();
+    model_->drop_gathered();
     for (const auto& unit : model_->units_) unit->divisor = divisor;
   }
   const at::Tensor received =

@@ -123,20 +123,28 @@ void ShardedModel::begin_pass(bool trains) {
   trains_ = trains;
   captured_ = is_captured;
   begins_ = true;
-  kept_.assign(units_.size(), false);
-  present_.clear();
-  free_unless({});
+  drop_gathered();
   order.begin();
   if (trains) {
     orders_.backward.begin();
-    reducer_.forget();
-    units_.front()->offload->forget();
+    forget_reductions();
   }
   for (std::size_t i = 0; trains && i < units_.size(); ++i) {
     versions_[i] = version_of(shards[i]);
     attach_nodes(*units_[i], shards[i], versions_[i], synchronizes_);
   }
   start_ahead(order, {});
+}
+
+void ShardedModel::drop_gathered() {
+  kept_.assign(units_.size(), false);
+  present_.clear();
+  free_unless({});
+}
+
+void ShardedModel::forget_reductions() {
+  reducer_.forget();
+  units_.front()->offload->forget();
 }
 
 bool ShardedModel::is_in_forward() const {
@@ -148,14 +156,12 @@ void ShardedModel::end_forward() {
   {
     MutexLock lock(mutex_);
     if (--forwards_ > 0) return;
-    // Backward begins with the unit that was used last.
-    if (!trains_) {
-      kept_.assign(units_.size(), false);
-      present_.clear();
-    }
     begins_ = true;
-    free_unless(present_);
-    if (trains_) return;  // its backward waits
+    if (trains_) {  // its backward waits, and begins with the unit that was used last
+      free_unless(present_);
+      return;
+    }
+    drop_gathered();
   }
   try {
     units_.front()->offload->wait_until_read();
@@ -295,13 +301,13 @@ std::shared_ptr<Reduction> ShardedModel::take_gradients(Unit& unit,
   kept_[unit.index] = false;
   std::erase(present_, unit.index);
   if (!unit.is_held()) unit.free();
+  require_dense(unit, parameters, gradients);
   if (!synchronizes) {
     reducer_.kept().add(unit, parameters, gradients);
     return nullptr;
   }
   if (captured_) require_gradients(unit, parameters, gradients);
   average_rest_later();
-  require_dense(unit, parameters, gradients);
   if (joined_ != nullptr) joined_->reduces(unit, parameters);
   return reducer_.reduce(unit, parameters, std::move(gradients), outputs);
 }

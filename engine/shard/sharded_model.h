@@ -7,7 +7,7 @@
 // Thread-safe: libtorch runs backward on threads of its own. use() and take_gradients() block until
 // a gather or a reduction has ended (CPU), or make the current stream wait for it (CUDA).
 //
-// It has 29 functions and 16 members, because forwards, backwards, joins and captures all decide
+// It has 31 functions and 16 members, because forwards, backwards, joins and captures all decide
 // under one lock which units are gathered.
 #pragma once
 
@@ -96,6 +96,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void average_rest_later() WEFT_REQUIRES(mutex_);
   void average_rest();
   void free_unless(const std::vector<std::size_t>& needed) WEFT_REQUIRES(mutex_);
+  // Before a pass, or behind one without a backward: frees all units.
+  void drop_gathered() WEFT_REQUIRES(mutex_);
+  void forget_reductions() WEFT_REQUIRES(mutex_);
 
   const std::vector<std::shared_ptr<Unit>> units_;
   const std::size_t prefetch_;

@@ -105,6 +105,25 @@ TEST(ShardedRefusals, SparseGradientsAndMaxNorm) {
       "max_norm");
 }
 
+// Of a lookup that the model's own code makes; inside of no_sync() too, where they would be kept.
+TEST(ShardedRefusals, SparseGradientsOfABackward) {
+  struct LookupImpl : nn::Module {
+    torch::Tensor forward(const torch::Tensor& x) {
+      return torch::embedding(rows, x, -1, false, /*sparse=*/true).sum();
+    }
+    torch::Tensor rows = register_parameter("rows", torch::ones({8, 4}));
+  };
+  for (const bool quiet : {false, true}) {
+    expect_refusal(
+        [&](ProcessGroup& group) {
+          FullyShardedDataParallel sharded(std::make_shared<LookupImpl>(), group);
+          const auto local = sharded.no_sync(quiet);
+          sharded(torch::tensor({1, 2})).backward();
+        },
+        "the gradient of parameter 'rows' is sparse");
+  }
+}
+
 TEST(ShardedRefusals, ParameterLists) {
   expect_refusal(
       [](ProcessGroup& group) {
