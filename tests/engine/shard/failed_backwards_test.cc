@@ -3,18 +3,10 @@
 #include <stdexcept>
 #include <utility>
 
-#include <gtest/gtest.h>
-
-#include <weft/tests/harness/ranks.h>
-
-#include "sharded_models.h"
+#include "two_ranks.h"
 
 namespace weft::testing {
 namespace {
-
-using harness::As;
-using harness::run_ranks;
-namespace nn = torch::nn;
 
 // Blocks whose backward throws before that of the first one, if it is told to.
 struct FailingImpl : nn::Module {
@@ -37,27 +29,22 @@ struct FailingImpl : nn::Module {
   bool fails = false;
 };
 
-torch::Tensor batch(const ProcessGroup& group, int which) {
-  return numbers({4, 8}, static_cast<std::uint64_t>(100 * which + group.rank()));
-}
-
 void expect_equal_gradients(const nn::Module& a, const nn::Module& b) {
-  for (std::size_t i = 0; i < a.parameters().size(); ++i)
-    EXPECT_TRUE(torch::equal(a.parameters()[i].grad(), b.parameters()[i].grad())) << i;
+  EXPECT_TRUE(are_equal(gradients(a), gradients(b)));
 }
 
 TEST(ShardedFailedBackwards, LeaveNothingThatNoSyncHasKept) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     const auto clean = std::make_shared<FailingImpl>(), model = std::make_shared<FailingImpl>();
     FullyShardedDataParallel reference(clean, group), sharded(model, group);
-    reference(batch(group, 1)).backward();
+    reference(batch_of(group, 1)).backward();
     {
       const auto local = sharded.no_sync();
-      sharded(batch(group, 2)).backward();
+      sharded(batch_of(group, 2)).backward();
     }
     model->fails = true;
-    EXPECT_THROW(sharded(batch(group, 3)).backward(), std::runtime_error);
-    sharded(batch(group, 1)).backward();
+    EXPECT_THROW(sharded(batch_of(group, 3)).backward(), std::runtime_error);
+    sharded(batch_of(group, 1)).backward();
     expect_equal_gradients(*model, *clean);
     harness::meet(group);
     EXPECT_NE(harness::LogWatch::current().text().find("no_sync() had kept"), std::string::npos);
@@ -65,17 +52,17 @@ TEST(ShardedFailedBackwards, LeaveNothingThatNoSyncHasKept) {
 }
 
 TEST(ShardedFailedBackwards, OfNoSyncTooAreDroppedByZeroGrad) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     const auto clean = std::make_shared<FailingImpl>(), model = std::make_shared<FailingImpl>();
     FullyShardedDataParallel reference(clean, group), sharded(model, group);
-    reference(batch(group, 1)).backward();
+    reference(batch_of(group, 1)).backward();
     model->fails = true;
     {
       const auto local = sharded.no_sync();
-      EXPECT_THROW(sharded(batch(group, 2)).backward(), std::runtime_error);
+      EXPECT_THROW(sharded(batch_of(group, 2)).backward(), std::runtime_error);
     }
     model->zero_grad();
-    sharded(batch(group, 1)).backward();
+    sharded(batch_of(group, 1)).backward();
     expect_equal_gradients(*model, *clean);
   });
 }
@@ -88,7 +75,7 @@ struct TwoOutputsImpl : nn::Module {
 
 // The first backward fails when it has begun to average the gradient of `one`.
 TEST(ShardedFailedBackwards, TheNextOneOfTheirGraphAveragesItsOwnGradients) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     const auto model = std::make_shared<TwoOutputsImpl>();
     FullyShardedDataParallel sharded(model, group);
     // Two nodes, since the unit's last one has the priority of a thread's first.
@@ -103,15 +90,15 @@ TEST(ShardedFailedBackwards, TheNextOneOfTheirGraphAveragesItsOwnGradients) {
 }
 
 TEST(ShardedFailedBackwards, ARetryDoesNotAverageWhatNoSyncHasKept) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     const auto clean = std::make_shared<FailingImpl>(), model = std::make_shared<FailingImpl>();
     FullyShardedDataParallel reference(clean, group), sharded(model, group);
-    reference(batch(group, 1)).backward();
+    reference(batch_of(group, 1)).backward();
     {
       const auto local = sharded.no_sync();
-      sharded(batch(group, 2)).backward();
+      sharded(batch_of(group, 2)).backward();
     }
-    const auto loss = sharded(batch(group, 1));
+    const auto loss = sharded(batch_of(group, 1));
     model->fails = true;
     EXPECT_THROW(loss.backward({}, /*retain_graph=*/true), std::runtime_error);
     loss.backward();

@@ -1,24 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <weft/tests/harness/ranks.h>
-
-#include "sharded_models.h"
+// FullParameters: whole parameters of a sharded model, to read and to write.
+#include "two_ranks.h"
 
 namespace weft::testing {
 namespace {
 
-using harness::As;
-using harness::error_of;
-using harness::run_ranks;
-using ::testing::HasSubstr;
-namespace nn = torch::nn;
-
 TEST(FullParametersTest, ParametersAndMembersAreWhole) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
-    auto net = blocks(2);
-    fill_values(*net);
+  on_two_ranks([](ProcessGroup& group) {
+    auto net = filled_blocks(2);
     const auto before = copies(net->parameters());
     const auto block = std::dynamic_pointer_cast<BlockImpl>(net->ptr(0));
     FullyShardedDataParallel sharded(net, group);
@@ -39,7 +28,7 @@ TEST(FullParametersTest, ParametersAndMembersAreWhole) {
 }
 
 TEST(FullParametersTest, WritableKeepsOwnRows) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     nn::Sequential net(nn::Linear(8, 5), nn::Linear(5, 1));
     FullyShardedDataParallel sharded(net, group);
     {
@@ -53,9 +42,8 @@ TEST(FullParametersTest, WritableKeepsOwnRows) {
 }
 
 TEST(FullParametersTest, WithoutWritableNothingIsKept) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
-    auto net = blocks(1);
-    fill_values(*net);
+  on_two_ranks([](ProcessGroup& group) {
+    auto net = filled_blocks(1);
     const auto before = copies(net->parameters());
     FullyShardedDataParallel sharded(net, group);
     {
@@ -67,25 +55,22 @@ TEST(FullParametersTest, WithoutWritableNothingIsKept) {
 }
 
 TEST(FullParametersTest, ValuesAreInTheParametersOwnDtype) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
-    auto net = blocks(1);
-    fill_values(*net);
+  on_two_ranks([](ProcessGroup& group) {
+    auto net = filled_blocks(1);
     FullyShardedDataParallel sharded(net, group, {.param_dtype = torch::kBFloat16});
     {
       const FullParameters full(*net, /*writable=*/true);
       EXPECT_EQ(net->parameters()[0].scalar_type(), torch::kFloat);
       fill_values(*net, 9);
     }
-    auto expected = blocks(1);
-    fill_values(*expected, 9);
+    auto expected = filled_blocks(1, 9);
     EXPECT_TRUE(are_equal(whole(*net), copies(expected->parameters())));
   });
 }
 
 TEST(FullParametersTest, MayLieBetweenForwardAndBackward) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
-    auto net = blocks(3);
-    fill_values(*net);
+  on_two_ranks([](ProcessGroup& group) {
+    auto net = filled_blocks(3);
     FullyShardedDataParallel sharded(net, group);
     sharded(torch::ones({4, 8})).sum().backward();
     const auto expected = copies({net->parameters()[0].grad()});
@@ -98,7 +83,7 @@ TEST(FullParametersTest, MayLieBetweenForwardAndBackward) {
 }
 
 TEST(FullParametersTest, RefusesABackwardOfTheModelItHolds) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     auto net = blocks(2);
     FullyShardedDataParallel sharded(net, group);
     sharded(torch::ones({4, 8})).sum().backward();
@@ -110,7 +95,7 @@ TEST(FullParametersTest, RefusesABackwardOfTheModelItHolds) {
 }
 
 TEST(FullParametersTest, KeepsTheRowsOfAParameterThatGotAnotherShape) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     harness::LogWatch::current().allow("keeps the values that it had");
     auto net = blocks(1);
     const FullyShardedDataParallel sharded(net, group);

@@ -4,44 +4,16 @@
 #include <cmath>
 #include <functional>
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <weft/tests/harness/ranks.h>
 #include <weft/training.h>
 
-#include "sharded_models.h"
+#include "two_ranks.h"
 
 namespace weft::testing {
 namespace {
 
-using harness::As;
-using harness::error_of;
-using harness::run_ranks;
-using ::testing::HasSubstr;
-namespace nn = torch::nn;
-
-std::vector<torch::Tensor> gradients(const nn::Module& module) {
-  std::vector<torch::Tensor> all;
-  for (const auto& shard : module.parameters()) {
-    const auto gradient = shard.grad();
-    all.push_back(gradient.defined() ? gradient.clone() : torch::zeros_like(shard));
-  }
-  return all;
-}
-
-torch::Tensor inputs_of(const ProcessGroup& group, int which) {
-  return numbers({4, 8}, static_cast<std::uint64_t>(100 * which + group.rank()));
-}
-
 // A sharded model with the same values at every call.
 struct Trained {
-  explicit Trained(const ProcessGroup& group) : sharded(filled(), group) {}
-  static nn::Sequential filled() {
-    auto made = blocks(2);
-    fill_values(*made);
-    return made;
-  }
+  explicit Trained(const ProcessGroup& group) : sharded(filled_blocks(2), group) {}
   void backward(const torch::Tensor& x, bool quiet = false) {
     const auto local = sharded.no_sync(quiet);
     sharded(x).square().mean().backward();
@@ -68,30 +40,30 @@ const std::vector<Way>& ways() {
 }
 
 TEST(ShardedKeptGradients, ZeroGradDropsThem) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     Trained clean(group);
-    clean.backward(inputs_of(group, 1));
+    clean.backward(batch_of(group, 1));
     const auto expected = gradients(clean.net);
     for (const Way& way : ways()) {
       Trained trained(group);
       torch::optim::SGD optimizer(trained.net.parameters(), 0.1);
       trained.backward(torch::full({4, 8}, NAN), true);
       way.drop(trained.net, optimizer);
-      trained.backward(inputs_of(group, 1));
+      trained.backward(batch_of(group, 1));
       EXPECT_TRUE(are_equal(gradients(trained.net), expected)) << way.name;
     }
   });
 }
 
 TEST(ShardedKeptGradients, ZeroGradBetweenForwardAndBackwardDropsThem) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     Trained clean(group);
-    clean.backward(inputs_of(group, 1));
+    clean.backward(batch_of(group, 1));
     for (const Way& way : ways()) {
       Trained trained(group);
       torch::optim::SGD optimizer(trained.net.parameters(), 0.1);
-      trained.backward(inputs_of(group, 2), true);
-      const auto loss = trained.sharded(inputs_of(group, 1)).square().mean();
+      trained.backward(batch_of(group, 2), true);
+      const auto loss = trained.sharded(batch_of(group, 1)).square().mean();
       way.drop(trained.net, optimizer);
       loss.backward();
       EXPECT_TRUE(are_equal(gradients(trained.net), gradients(clean.net))) << way.name;
@@ -100,43 +72,43 @@ TEST(ShardedKeptGradients, ZeroGradBetweenForwardAndBackwardDropsThem) {
 }
 
 TEST(ShardedKeptGradients, ZeroGradWithinAnAccumulationBeginsItAnew) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     Trained clean(group), trained(group);
-    clean.backward(inputs_of(group, 1), true);
-    clean.backward(inputs_of(group, 2));
-    trained.backward(inputs_of(group, 3), true);
+    clean.backward(batch_of(group, 1), true);
+    clean.backward(batch_of(group, 2));
+    trained.backward(batch_of(group, 3), true);
     trained.net.zero_grad();
-    trained.backward(inputs_of(group, 1), true);
-    trained.backward(inputs_of(group, 2));
+    trained.backward(batch_of(group, 1), true);
+    trained.backward(batch_of(group, 2));
     EXPECT_TRUE(are_equal(gradients(trained.net), gradients(clean.net)));
   });
 }
 
 TEST(ShardedKeptGradients, OneOfTwoOptimizersDropsThoseOfItsParameters) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     Trained one(group), two(group), trained(group);
-    one.backward(inputs_of(group, 1));
-    two.backward(inputs_of(group, 2), true);
-    two.backward(inputs_of(group, 1));
+    one.backward(batch_of(group, 1));
+    two.backward(batch_of(group, 2), true);
+    two.backward(batch_of(group, 1));
     torch::optim::SGD first(trained.net.ptr(0)->parameters(), 0.1);
-    trained.backward(inputs_of(group, 2), true);
+    trained.backward(batch_of(group, 2), true);
     first.zero_grad();
-    trained.backward(inputs_of(group, 1));
+    trained.backward(batch_of(group, 1));
     EXPECT_TRUE(are_equal(gradients(*trained.net.ptr(0)), gradients(*one.net.ptr(0))));
     EXPECT_TRUE(are_equal(gradients(*trained.net.ptr(1)), gradients(*two.net.ptr(1))));
   });
 }
 
 TEST(ShardedKeptGradients, AreAddedToTheGradientsThatShardsHave) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     Trained trained(group), before(group), after(group);
-    before.backward(inputs_of(group, 1));
-    after.backward(inputs_of(group, 2), true);
-    after.backward(inputs_of(group, 3));
-    trained.backward(inputs_of(group, 1));
-    trained.backward(inputs_of(group, 2), true);
+    before.backward(batch_of(group, 1));
+    after.backward(batch_of(group, 2), true);
+    after.backward(batch_of(group, 3));
+    trained.backward(batch_of(group, 1));
+    trained.backward(batch_of(group, 2), true);
     EXPECT_TRUE(are_equal(gradients(trained.net), gradients(before.net)));
-    trained.backward(inputs_of(group, 3));
+    trained.backward(batch_of(group, 3));
     auto expected = gradients(before.net);
     const auto added = gradients(after.net);
     for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += added[i];
@@ -145,18 +117,18 @@ TEST(ShardedKeptGradients, AreAddedToTheGradientsThatShardsHave) {
 }
 
 TEST(ShardedKeptGradients, OfAFrozenParameterAreRefusedUntilTheyAreDropped) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     Trained clean(group), trained(group);
     for (Trained* one : {&clean, &trained}) {
-      if (one == &trained) one->backward(inputs_of(group, 1), true);
+      if (one == &trained) one->backward(batch_of(group, 1), true);
       for (auto& shard : one->net.ptr(0)->parameters()) shard.set_requires_grad(false);
     }
-    const Error failure = error_of([&] { trained.backward(inputs_of(group, 2)); });
+    const Error failure = error_of([&] { trained.backward(batch_of(group, 2)); });
     EXPECT_EQ(failure.blame(), Blame::Caller);
     EXPECT_THAT(failure.text(), HasSubstr("'0.up.weight', whose gradient from no_sync()"));
     for (auto* one : {&clean, &trained}) {
       one->net.zero_grad();
-      one->backward(inputs_of(group, 2));
+      one->backward(batch_of(group, 2));
     }
     for (const auto& shard : trained.net.ptr(0)->parameters()) EXPECT_FALSE(shard.grad().defined());
     EXPECT_TRUE(are_equal(gradients(trained.net), gradients(clean.net)));
@@ -164,18 +136,18 @@ TEST(ShardedKeptGradients, OfAFrozenParameterAreRefusedUntilTheyAreDropped) {
 }
 
 TEST(ShardedKeptGradients, AreNotClippedAndNotUnscaled) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     Trained trained(group);
     torch::optim::SGD optimizer(trained.net.parameters(), 0.1);
     GradScaler scaler;
     const auto clip = [&] { clip_grad_norm_(trained.net, 1.0); };
     const auto unscale = [&] { scaler.unscale_(optimizer); };
     scaler.scale(torch::ones({}));
-    trained.backward(inputs_of(group, 1), true);
+    trained.backward(batch_of(group, 1), true);
     EXPECT_THAT(error_of(clip).text(), HasSubstr("clip_grad_norm_: no_sync() keeps gradients"));
     EXPECT_THAT(error_of(unscale).text(), HasSubstr("GradScaler: no_sync() keeps gradients"));
     trained.net.zero_grad(false);
-    trained.backward(inputs_of(group, 1));
+    trained.backward(batch_of(group, 1));
     clip();
     unscale();
   });
@@ -183,7 +155,7 @@ TEST(ShardedKeptGradients, AreNotClippedAndNotUnscaled) {
 
 // b runs inside of no_sync() only.
 TEST(ShardedKeptGradients, CallTheHooksOfUnitsThatTheNextBackwardDoesNotUse) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     auto model = std::make_shared<BranchesImpl>();
     FullyShardedDataParallel sharded(model, group);
     int calls = 0;
@@ -203,7 +175,7 @@ TEST(ShardedKeptGradients, CallTheHooksOfUnitsThatTheNextBackwardDoesNotUse) {
 }
 
 TEST(ShardedKeptGradients, LeaveNoneWhereNoRankHasBroughtOne) {
-  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+  on_two_ranks([](ProcessGroup& group) {
     auto model = std::make_shared<BranchesImpl>();
     FullyShardedDataParallel sharded(model, group);
     for (const bool quiet : {true, false}) {

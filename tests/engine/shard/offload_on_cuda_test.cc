@@ -3,7 +3,6 @@
 // GPUs: what the host waits for, and what it does not.
 #include <algorithm>
 #include <atomic>
-#include <barrier>
 #include <chrono>
 #include <cmath>
 #include <thread>
@@ -20,8 +19,6 @@
 namespace weft {
 namespace {
 
-using fake_gpu::before_product;
-using fake_gpu::ended_gathers;
 using fake_gpu::expect_gradients;
 using fake_gpu::Product;
 using fake_gpu::Sharded;
@@ -31,22 +28,13 @@ struct OffloadOnCuda : fake_gpu::OnFakeGpus {
   static Sharded offloaded(const std::shared_ptr<Product>& model, const Rank& rank) {
     return Sharded(model, rank.group, FullyShardOptions{.offload = true});
   }
-  // Writes on the host, as an optimizer does.
-  static void set_weights(const Product& model, float first) {
-    const torch::NoGradGuard no_grad;
-    for (auto& shard : model.parameters()) shard.fill_(first++);
-  }
 };
 
 TEST_F(OffloadOnCuda, ShardsAndGradientsAreInPinnedMemory) {
   run([&](Rank& rank) {
     const auto model = std::make_shared<Product>(rank.gpu);
     Sharded sharded = offloaded(model, rank);
-    for (const float first : {2.0F, 3.0F, 5.0F}) {
-      set_weights(*model, first);
-      step(sharded, rank);
-      expect_gradients(*model, first);  // nothing waits for the device here
-    }
+    expect_training(sharded, rank, {2, 3, 5});  // nothing waits for the device here
     for (const auto& shard : model->parameters()) {
       EXPECT_TRUE(shard.is_cpu() && shard.is_pinned());
       EXPECT_TRUE(shard.grad().is_cpu() && shard.grad().is_pinned());
@@ -72,15 +60,12 @@ TEST_F(OffloadOnCuda, OptimizersOfTheHostTrain) {
 
 // Work of other streams, and the next unit's kernels, do not keep the host.
 TEST_F(OffloadOnCuda, OnlyTheEndOfBackwardWaitsAndOnlyForItsGradients) {
-  std::barrier meeting(2);
   run([&](Rank& rank) {
     const auto model = std::make_shared<Product>(rank.gpu);
     Sharded sharded = offloaded(model, rank);
-    for (int i = 0; i < 2; ++i) step(sharded, rank);
-    for (const auto& shard : model->parameters()) shard.mutable_grad().reset();
     const at::Tensor ones = rank.filled(1);
-    rank.drain();
-    meeting.arrive_and_wait();
+    warm_up(sharded, rank);
+    drop_gradients(*model);
     const int blocked = fake_->host_blocks();
     const c10::Stream other = torch_->new_stream(rank.number());
     fake_->hold(torch_->view(other));
@@ -91,7 +76,7 @@ TEST_F(OffloadOnCuda, OnlyTheEndOfBackwardWaitsAndOnlyForItsGradients) {
     fake_->hold(rank.stream());
     const at::Tensor output = forward(sharded, rank);  // returns
     EXPECT_EQ(fake_->host_blocks(), blocked);
-    meeting.arrive_and_wait();
+    meet();
     std::atomic<bool> released{false};
     std::thread releases([&, stream = rank.stream()] {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -107,25 +92,10 @@ TEST_F(OffloadOnCuda, OnlyTheEndOfBackwardWaitsAndOnlyForItsGradients) {
 }
 
 TEST_F(OffloadOnCuda, TheNextUnitComesFromTheHostBesideTheKernelsOfThisOne) {
-  std::barrier meeting(2);
   run([&](Rank& rank) {
     const auto model = std::make_shared<Product>(rank.gpu);
     Sharded sharded = offloaded(model, rank);
-    step(sharded, rank);
-    rank.drain();
-    meeting.arrive_and_wait();
-    const auto before = fake_gpu::last_operation();
-    meeting.arrive_and_wait();
-    before_product = [&] {  // the first product of forward
-      rank.drain();         // until its unit is gathered
-      fake_->hold(rank.stream());
-      meeting.arrive_and_wait();
-      EXPECT_TRUE(harness::comes_true([&] { return ended_gathers(before) == 4; }))
-          << "two units on two ranks; there are " << ended_gathers(before);
-      meeting.arrive_and_wait();
-      fake_->release(rank.stream());
-    };
-    step(sharded, rank);
+    expect_gather_beside_kernels(sharded, rank);
     expect_gradients(*model, 2);
   });
 }
@@ -135,9 +105,8 @@ TEST_F(OffloadOnCuda, GradientsLeaveBesideTheKernelsOfBackward) {
   run([&](Rank& rank) {
     const auto model = std::make_shared<Product>(rank.gpu);
     Sharded sharded = offloaded(model, rank);
-    for (int i = 0; i < 2; ++i) step(sharded, rank);
-    for (const auto& shard : model->parameters()) shard.mutable_grad().reset();
-    rank.drain();
+    warm_up(sharded, rank);
+    drop_gradients(*model);
     const auto left = [&] { return std::ranges::count(fake_->executed(), "copy out"); };
     const auto before = left();
     bool is_gone = false;
@@ -153,20 +122,12 @@ constexpr std::size_t kAverageBytes = (kManyRows + 1) * 4;  // half the rows, an
 
 // One that is averaged, one that has been, and one that leaves.
 TEST_F(OffloadOnCuda, GradientsOfThreeUnitsAreOnTheGpuAtMost) {
-  std::barrier meeting(2);
   run([&](Rank& rank) {
     const auto model = std::make_shared<Product>(rank.gpu, kManyRows);
     Sharded sharded = offloaded(model, rank);
-    for (int i = 0; i < 2; ++i) step(sharded, rank, kManyRows);
-    rank.drain();
-    meeting.arrive_and_wait();
-    if (rank.number() == 0) memory_->forget_most();
-    meeting.arrive_and_wait();
-    for (const float first : {2.0F, 3.0F}) {
-      set_weights(*model, first);
-      step(sharded, rank, kManyRows);
-      expect_gradients(*model, first);
-    }
+    warm_up(sharded, rank, kManyRows);
+    forget_most(rank);
+    expect_training(sharded, rank, {2, 3}, kManyRows);
     EXPECT_EQ(memory_->most(rank.gpu, kAverageBytes), 3);
   });
   EXPECT_EQ(torch_->recorded_uses(), 0);
@@ -285,11 +246,7 @@ TEST_F(OffloadOnCuda, EveryOptionTrainsTheSame) {
     for (const FullyShardOptions& options : all) {
       const auto model = std::make_shared<Product>(rank.gpu);
       Sharded sharded(model, rank.group, options);
-      for (const float first : {2.0F, 3.0F, 5.0F}) {
-        set_weights(*model, first);
-        step(sharded, rank);
-        expect_gradients(*model, first);
-      }
+      expect_training(sharded, rank, {2, 3, 5});
     }
   });
 }
@@ -301,17 +258,12 @@ TEST_F(OffloadOnCuda, ReplicasAreAveragedBeforeGradientsLeave) {
     const Mesh mesh(rank.group, {{"replicate", 2}, {"shard", 1}});
     Sharded sharded(model, mesh, FullyShardOptions{.offload = true});
     fake_->delay(&cuda::Driver::launch_kernel, std::chrono::milliseconds(1));
-    for (const float first : {2.0F, 3.0F}) {
-      set_weights(*model, first);
-      step(sharded, rank);
-      expect_gradients(*model, first);
-    }
+    expect_training(sharded, rank, {2, 3});
     rank.drain();
   });
 }
 
 TEST_F(OffloadOnCuda, ALostRankFailsTheBackward) {
-  std::barrier meeting(2);
   run([&](Rank& rank) {
     const auto model = std::make_shared<Product>(rank.gpu);
     Sharded sharded = offloaded(model, rank);
@@ -319,14 +271,14 @@ TEST_F(OffloadOnCuda, ALostRankFailsTheBackward) {
     const at::Tensor ones = rank.filled(1);
     const at::Tensor output = forward(sharded, rank);
     rank.drain();
-    meeting.arrive_and_wait();
+    meet();
     if (rank.number() == 1) {
       rank.group.abort("the test lets rank 1 fail");
     } else {
       const Error error = harness::error_of([&] { output.backward(ones); });
       EXPECT_NE(error.text().find("the test lets rank 1 fail"), std::string::npos) << error.text();
     }
-    meeting.arrive_and_wait();
+    meet();
   });
 }
 

@@ -246,6 +246,54 @@ void OnFakeGpus::run(const std::function<void(Rank&)>& body, const std::string& 
   });
 }
 
+void OnFakeGpus::set_weights(const Product& model, float first) {
+  const torch::NoGradGuard no_grad;
+  for (auto& shard : model.parameters()) shard.fill_(first++);
+}
+
+void OnFakeGpus::expect_training(Sharded& sharded, const Rank& rank,
+                                 std::initializer_list<float> first, std::int64_t rows) {
+  for (const float one : first) {
+    set_weights(*sharded.module(), one);
+    step(sharded, rank, rows);
+    expect_gradients(*sharded.module(), one);
+  }
+}
+
+void OnFakeGpus::warm_up(Sharded& sharded, Rank& rank, std::int64_t rows) {
+  for (int i = 0; i < 2; ++i) step(sharded, rank, rows);
+  rank.drain();
+  meet();
+}
+
+std::uint64_t OnFakeGpus::operation_until_now(Rank& rank) {
+  rank.drain();
+  meet();
+  const auto last = last_operation();
+  meet();
+  return last;
+}
+
+void OnFakeGpus::forget_most(Rank& rank) {
+  if (rank.number() == 0) memory_->forget_most();
+  meet();
+}
+
+void OnFakeGpus::expect_gather_beside_kernels(Sharded& sharded, Rank& rank) {
+  step(sharded, rank);
+  const auto before = operation_until_now(rank);
+  before_product = [&] {  // the first product of forward
+    rank.drain();         // until its unit is gathered
+    fake_->hold(rank.stream());
+    meet();
+    EXPECT_TRUE(harness::comes_true([&] { return ended_gathers(before) == 4; }))
+        << "two units on two ranks; there are " << ended_gathers(before);
+    meet();
+    fake_->release(rank.stream());
+  };
+  step(sharded, rank);
+}
+
 void expect_gradients(const Product& model, float first, float times) {
   float product = 1;
   for (std::size_t i = 0; i < model.used; ++i) product *= first + static_cast<float>(i);

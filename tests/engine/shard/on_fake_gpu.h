@@ -5,9 +5,11 @@
 // written too late, shows.
 #pragma once
 
+#include <barrier>
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -156,13 +158,38 @@ class OnFakeGpus : public ::testing::Test {
     return sharded(rank.filled(static_cast<float>(rank.gpu.index() + 1), rows));
   }
   static void step(Sharded& sharded, const Rank& rank, std::int64_t rows = 3) {
-    for (const auto& shard : sharded.module()->parameters()) shard.mutable_grad().reset();
+    drop_gradients(*sharded.module());
     forward(sharded, rank, rows).backward(rank.filled(1, rows));
   }
+
+  static void drop_gradients(const Product& model) {
+    for (const auto& shard : model.parameters()) shard.mutable_grad().reset();
+  }
+  // Writes first, first + 1, … into the shards of the parts.
+  static void set_weights(const Product& model, float first);
+  // Trains one step with each of these first weights.
+  static void expect_training(Sharded& sharded, const Rank& rank,
+                              std::initializer_list<float> first, std::int64_t rows = 3);
+
+  // Both ranks come.
+  void meet() { meeting_.arrive_and_wait(); }
+  // Both ranks come when they have made two steps, and nothing is enqueued on their streams.
+  void warm_up(Sharded& sharded, Rank& rank, std::int64_t rows = 3);
+  // The last operation so far, for both ranks, which come when nothing is enqueued on their
+  // streams.
+  std::uint64_t operation_until_now(Rank& rank);
+  // Begins to count anew the blocks that are in use at one time.
+  void forget_most(Rank& rank);
+  // Makes a step, in which both ranks' second units are gathered before the kernels of the first
+  // ones may run.
+  void expect_gather_beside_kernels(Sharded& sharded, Rank& rank);
 
   std::unique_ptr<harness::FakeDriver> fake_;
   std::unique_ptr<harness::FakeTorchCuda> torch_;
   std::shared_ptr<CachingAllocator> memory_;
+
+ private:
+  std::barrier<> meeting_{2};
 };
 
 // The gradients after one step with the weights first, first + 1, …, `times` over.

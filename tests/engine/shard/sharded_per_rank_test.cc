@@ -1,30 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoint parts of sharded models that are per_rank().
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <torch/optim/adamw.h>
 
 #include <weft/checkpoint.h>
 #include <weft/tests/harness/folder.h>
-#include <weft/tests/harness/ranks.h>
 
-#include "sharded_models.h"
+#include "two_ranks.h"
 
 namespace weft::testing {
 namespace {
-
-using harness::As;
-using harness::error_of;
-using harness::run_ranks;
-using ::testing::HasSubstr;
-namespace nn = torch::nn;
 
 TEST(ShardedPerRankParts, AreLoadedByAsManyRanksAsHaveSaved) {
   const harness::Folder folder;
   const std::string path = folder.path();
   for (const int ranks : {2, 2, 3, 1}) {
-    run_ranks(As::Threads, ranks, [&](ProcessGroup& group) {
+    harness::run_ranks(harness::As::Threads, ranks, [&](ProcessGroup& group) {
       auto net = blocks(1);
       FullyShardedDataParallel sharded(net, group);
       torch::optim::AdamW optimizer(net->parameters());

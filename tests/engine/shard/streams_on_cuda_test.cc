@@ -2,7 +2,6 @@
 // Units that a program uses on a stream of its own, and reductions beside kernels, on the fake
 // driver's GPUs.
 #include <algorithm>
-#include <barrier>
 
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -85,7 +84,6 @@ TEST_F(StreamsOnCuda, GradientsOfUnitsThatTheLastBackwardDoesNotUseAreAverages) 
 
 // The unit's memory is freed on the main stream while its product is still to run on the side one.
 TEST_F(StreamsOnCuda, AUnitOnASideStreamKeepsItsMemoryUntilItHasRun) {
-  std::barrier meeting(2);
   run([&](Rank& rank) {
     const torch::NoGradGuard no_grad;
     const auto model =
@@ -96,13 +94,13 @@ TEST_F(StreamsOnCuda, AUnitOnASideStreamKeepsItsMemoryUntilItHasRun) {
     const at::Tensor x = rank.filled(input);
     sharded(x);  // from now on part 1 is gathered on the main stream, behind part 0
     rank.drain();
-    meeting.arrive_and_wait();
+    meet();
     const int blocked = fake_->host_blocks();
-    meeting.arrive_and_wait();
+    meet();
     fake_->hold(side);
     const at::Tensor product = sharded(x);
     EXPECT_EQ(fake_->host_blocks(), blocked);
-    meeting.arrive_and_wait();
+    meet();
     fake_->release(side);
     rank.drain();
     EXPECT_EQ(View(product)[0], input * input * 2 * 3 * 4 * 5);
@@ -120,15 +118,11 @@ std::ptrdiff_t ended_reductions(std::uint64_t after) {
 
 // The kernels of part 2's backward are enqueued and cannot run until part 3's gradients are there.
 TEST_F(StreamsOnCuda, GradientsAreReducedBesideTheKernelsOfTheNextBackward) {
-  std::barrier meeting(2);
   run([&](Rank& rank) {
     const auto model = std::make_shared<ProductOf>(rank.gpu);
     FullyShardedDataParallel sharded(model, rank.group);
     pass(sharded, rank);
-    rank.drain();
-    meeting.arrive_and_wait();
-    const auto before = fake_gpu::last_operation();
-    meeting.arrive_and_wait();
+    const auto before = operation_until_now(rank);
     const auto stream = rank.stream();
     model->on_backward = [&](std::size_t part) {
       if (part == 2) {
@@ -136,14 +130,14 @@ TEST_F(StreamsOnCuda, GradientsAreReducedBesideTheKernelsOfTheNextBackward) {
         fake_->hold(stream);
       } else if (part == 1) {
         EXPECT_GT(fake_->pending(stream), 0U);
-        meeting.arrive_and_wait();
+        meet();
         EXPECT_TRUE(harness::comes_true([&] { return ended_reductions(before) == 2; }))
             << "one unit on two ranks; there are " << ended_reductions(before);
-        meeting.arrive_and_wait();
+        meet();
         fake_->release(stream);
       }
     };
-    for (const auto& shard : model->parameters()) shard.mutable_grad().reset();
+    drop_gradients(*model);
     pass(sharded, rank);
     rank.drain();
     expect_gradients(*model, 2);
