@@ -357,6 +357,11 @@ struct SaveOptions {
   // How many whole checkpoints stay in the folder. The older ones are removed after a new one is
   // whole.
   int keep = 1;
+  // Of a group's checkpoint, on GPUs: the current streams copy the values within the GPU, and its
+  // next kernels run beside the copies to the host. Until these have been made, that takes as much
+  // memory of the GPU as this rank writes, which the next step must be able to spare. Otherwise the
+  // current streams copy to the host, and their next kernels wait.
+  bool stage_on_gpu = false;
 };
 
 // A checkpoint that is being written. It is not collective: ranks call its functions at any time.
@@ -399,7 +404,8 @@ class WEFT_API [[nodiscard]] Saving {
 // optimizer the rows that it has; nothing is gathered. Everything else is rank 0's,
 // except parts that are per_rank(). The copies are in host memory until they are written. From a
 // GPU they go to pinned memory, in the order of the current streams, and the host does not wait for
-// them.
+// them: whatever is enqueued behind the call, such as an optimizer's step, may write the values.
+// See SaveOptions::stage_on_gpu.
 WEFT_API Saving save_async(std::string folder, ProcessGroup group, std::vector<Part> parts,
                            SaveOptions options = {});
 

@@ -7,7 +7,6 @@
 #include <map>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
 
 #include <weft/base/deadline.h>
 #include <weft/base/log.h>
@@ -25,8 +24,8 @@
 #include <weft/engine/checkpoint/saving_thread.h>
 #include <weft/engine/checkpoint/shares.h>
 #include <weft/engine/checkpoint/slice_file.h>
+#include <weft/engine/checkpoint/value_copies.h>
 #include <weft/engine/group/collective_error.h>
-#include <weft/engine/tensor/cuda_devices.h>
 
 namespace weft::checkpoint {
 
@@ -42,7 +41,6 @@ struct Staged {
   std::optional<OpenFolder> folder;  // of a save: a later one of the same name is not it
   Share share;
   at::Tensor memory;
-  std::vector<c10::Event> copies;
   std::vector<Commit> commits;
   OwnedParts parts;                   // keep the values alive
   Deadline last = Deadline::never();  // of the begin of the commits
@@ -122,16 +120,10 @@ Answer stage_save(OwnedParts parts, std::string folder) {
     staged->folder.emplace(std::move(folder));
     staged->share = share_of(values_here(own), 0, 1);
     staged->memory = memory_for(staged->share);
-    copy(staged->share, staged->memory);
-    std::vector<c10::Device> devices;
-    for (const at::Tensor& tensor : staged->share.tensors) {
-      if (tensor.is_cpu() || std::ranges::find(devices, tensor.device()) != devices.end()) continue;
-      devices.push_back(tensor.device());
-      staged->copies.emplace_back(tensor.device().type());
-      staged->copies.back().record(tensor::CudaDevices::current_stream(tensor.device()));
-    }
+    ValueCopies copies;
+    copies.start(staged->share, staged->memory, /*stages=*/false);
     // The caller returns to its program when this call has ended, and values may change then.
-    for (const c10::Event& event : staged->copies) event.synchronize();
+    copies.wait();
     staged->share.tensors.clear();
     made.staged = RRef<SharedStaged>(std::move(staged));
   });

@@ -13,8 +13,6 @@
 #include <thread>
 #include <utility>
 
-#include <c10/core/Event.h>
-
 #include <weft/base/deadline.h>
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
@@ -30,9 +28,9 @@
 #include <weft/engine/checkpoint/shares.h>
 #include <weft/engine/checkpoint/slice_file.h>
 #include <weft/engine/checkpoint/together.h>
+#include <weft/engine/checkpoint/value_copies.h>
 #include <weft/engine/group/collective_error.h>
 #include <weft/engine/group/objects.h>
-#include <weft/engine/tensor/cuda_devices.h>
 
 namespace weft::checkpoint {
 
@@ -68,11 +66,11 @@ std::string heard(const std::string& said) {
 // One rank's work behind one save_async(), on a thread of its own.
 class Job {
  public:
-  Job(ProcessGroup group, OpenFolder checkpoint, int number, int keep)
+  Job(ProcessGroup group, OpenFolder checkpoint, int number, SaveOptions options)
       : group_(std::move(group)),
         checkpoint_(std::move(checkpoint)),
         key_("weft/checkpoint/" + std::to_string(number) + "/"),
-        keep_(keep) {}
+        options_(options) {}
 
   // Makes memory for the copies, or takes that of an earlier save. `kept` gets it at the end.
   void prepare(Share share, std::shared_ptr<KeptBytes> kept) {
@@ -83,18 +81,8 @@ class Job {
 
   // Copies the values. The other ranks learn of a failure from run().
   void copy() {
-    uncopied_ = error_of([&] {
-      checkpoint::copy(share_, memory_);
-      std::vector<c10::Device> devices;
-      for (const at::Tensor& tensor : share_.tensors) {
-        if (!tensor.is_cuda() || std::ranges::find(devices, tensor.device()) != devices.end())
-          continue;
-        devices.push_back(tensor.device());
-        copies_.emplace_back(tensor.device().type());
-        copies_.back().record(tensor::CudaDevices::current_stream(tensor.device()));
-      }
-    });
-    if (copies_.empty()) share_.tensors.clear();
+    uncopied_ = error_of([&] { copies_.start(share_, memory_, options_.stage_on_gpu); });
+    share_.tensors.clear();
   }
 
   // On rank 0.
@@ -116,8 +104,7 @@ class Job {
  private:
   std::string write() {
     if (uncopied_) throw Error(*uncopied_);
-    for (const c10::Event& event : copies_) event.synchronize();
-    share_.tensors.clear();
+    copies_.wait();
     const SavedFile file =
         write_slices(checkpoint_, file_name_of(group_.rank()), std::move(share_.slices),
                      memory_.const_data_ptr(), share_.bytes);
@@ -146,7 +133,7 @@ class Job {
       if (untold) log::debug("checkpoint::save_async: " + untold->text());
     }
     if (failure) throw *failure;
-    numbered_->remove_old(keep_);
+    numbered_->remove_old(options_.keep);
   }
 
   // Returns when the ranks that live have heard how it has ended. After a loss, some of them may be
@@ -233,12 +220,12 @@ class Job {
   ProcessGroup group_;
   const OpenFolder checkpoint_;
   const std::string key_;
-  const int keep_;
+  const SaveOptions options_;
   Share share_;
   std::shared_ptr<KeptBytes> kept_;
   at::Tensor memory_;
   std::optional<Error> uncopied_;
-  std::vector<c10::Event> copies_;
+  ValueCopies copies_;
   std::unique_ptr<Numbered> numbered_;
   Manifest manifest_;
 };
@@ -418,9 +405,8 @@ struct SavingAccess {
     group::agree(group, error_of([&] { share = share_of(values, group.rank(), group.size()); }));
     std::unique_ptr<Numbered> numbered;
     OpenFolder checkpoint = make_numbered(folder, group, numbered);
-    auto job =
-        std::make_unique<Job>(group, std::move(checkpoint),
-                              group::next_number(group, "checkpoint::save_async"), options.keep);
+    auto job = std::make_unique<Job>(group, std::move(checkpoint),
+                                     group::next_number(group, "checkpoint::save_async"), options);
     Manifest manifest;
     manifest.ranks = group.size();
     for (std::size_t i = 0; i < parts.size(); ++i)

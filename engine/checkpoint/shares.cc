@@ -2,8 +2,6 @@
 #include <algorithm>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-#include <c10/core/GradMode.h>
 
 #include <weft/base/error.h>
 #include <weft/engine/checkpoint/host_memory.h>
@@ -102,18 +100,6 @@ at::Tensor memory_for(const Share& share) {
                                  std::to_string(share.bytes) + " bytes of the checkpoint");
   }
   return memory;
-}
-
-void copy(const Share& share, const at::Tensor& memory) {
-  const c10::AutoGradMode no_grad(false);
-  auto* const bytes = static_cast<char*>(memory.mutable_data_ptr());
-  for (std::size_t i = 0; i < share.tensors.size(); ++i) {
-    const at::Tensor& from = share.tensors[i];
-    if (from.numel() == 0) continue;
-    at::Tensor to = at::from_blob(bytes + share.slices[i].slice.begin, from.sizes(),
-                                  from.options().device(at::kCPU).requires_grad(false));
-    to.copy_(from, from.is_cuda());
-  }
 }
 
 }  // namespace weft::checkpoint

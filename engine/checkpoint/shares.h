@@ -24,7 +24,5 @@ Share share_of(const std::vector<Value>& values, int rank, int ranks);
 // Host memory for the share's bytes, pinned if some come from a GPU; at least as much as they are.
 // Takes that of an earlier save if it fits. Throws Busy without memory.
 at::Tensor memory_for(const Share& share);
-// Copies the slices into the memory. Copies from a GPU are enqueued on the current streams.
-void copy(const Share& share, const at::Tensor& memory);
 
 }  // namespace weft::checkpoint

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // checkpoint::save_async of tensors on the fake driver's GPUs: the host does not wait for their
 // copies, and what is enqueued behind the call does not show in them.
-#include <barrier>
+#include <algorithm>
+#include <vector>
 
 #include <weft/checkpoint.h>
 #include <weft/tests/harness/folder.h>
@@ -16,7 +17,7 @@ using fake_gpu::Sharded;
 using fake_gpu::View;
 
 struct SavedOnCuda : fake_gpu::OnFakeGpus {
-  static void set_weights(const Product& model, float value) {
+  static void fill_weights(const Product& model, float value) {
     const torch::NoGradGuard no_grad;
     for (auto& shard : model.parameters()) shard.fill_(value);
   }
@@ -33,24 +34,23 @@ struct SavedOnCuda : fake_gpu::OnFakeGpus {
 };
 
 TEST_F(SavedOnCuda, StreamsCopyTheValuesAndTheHostGoesOn) {
-  std::barrier meeting(2);
   run([&](Rank& rank) {
     const auto model = std::make_shared<Product>(rank.gpu);
     Sharded sharded(model, rank.group);
-    set_weights(*model, 1);
+    fill_weights(*model, 1);
     rank.drain();
     checkpoint::save_async(folder_, rank.group, {{"model", *model}}).wait();
     expect_saved(rank.group, 1);
-    meeting.arrive_and_wait();
+    meet();
     const int blocked = fake_->host_blocks();
-    meeting.arrive_and_wait();
+    meet();
     fake_->hold(rank.stream());
-    set_weights(*model, 5);
+    fill_weights(*model, 5);
     checkpoint::Saving saving = checkpoint::save_async(folder_, rank.group, {{"model", *model}});
-    set_weights(*model, 9);  // the next step
+    fill_weights(*model, 9);  // the next step
     EXPECT_EQ(fake_->host_blocks(), blocked);
     EXPECT_FALSE(saving.query());
-    meeting.arrive_and_wait();
+    meet();
     fake_->release(rank.stream());
     saving.wait();
     expect_saved(rank.group, 5);
@@ -58,14 +58,50 @@ TEST_F(SavedOnCuda, StreamsCopyTheValuesAndTheHostGoesOn) {
   });
 }
 
+// No kernel behind the call waits for the host's copies, which are made of what the values were.
+TEST_F(SavedOnCuda, StagedValuesGoToTheHostBesideTheNextKernels) {
+  run([&](Rank& rank) {
+    const auto model = std::make_shared<Product>(rank.gpu);
+    Sharded sharded(model, rank.group);
+    const auto save = [&] {
+      return checkpoint::save_async(folder_, rank.group, {{"model", *model}},
+                                    {.stage_on_gpu = true});
+    };
+    save().wait();  // pinned memory is there from now on
+    fill_weights(*model, 5);
+    rank.drain();
+    meet();
+    const auto copies_out = [&] {
+      return std::ranges::count(fake_->executed(rank.stream()), "copy out");
+    };
+    const auto before = copies_out();
+    const int blocked = fake_->host_blocks();
+    meet();
+    fake_->hold(rank.stream());
+    checkpoint::Saving saving = save();
+    fill_weights(*model, 9);
+    // As large as the copies, whose memory is not free yet.
+    std::vector<at::Tensor> others;
+    for (int i = 0; i < 2 * Product::kParts; ++i) others.push_back(rank.filled(-1, 2));
+    EXPECT_EQ(fake_->host_blocks(), blocked);
+    EXPECT_FALSE(saving.query());
+    meet();
+    fake_->release(rank.stream());
+    saving.wait();
+    rank.drain();
+    EXPECT_EQ(copies_out(), before);
+    expect_saved(rank.group, 5);
+  });
+}
+
 TEST_F(SavedOnCuda, ShardsInHostMemoryAreSavedFromThere) {
   run([&](Rank& rank) {
     const auto model = std::make_shared<Product>(rank.gpu);
     Sharded sharded(model, rank.group, FullyShardOptions{.offload = true});
-    set_weights(*model, 5);
+    fill_weights(*model, 5);
     step(sharded, rank);
     checkpoint::Saving saving = checkpoint::save_async(folder_, rank.group, {{"model", *model}});
-    set_weights(*model, 9);
+    fill_weights(*model, 9);
     saving.wait();
     expect_saved(rank.group, 5);
     checkpoint::load(folder_, rank.group, {{"model", *model}});

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <map>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+
+#include <weft/base/log.h>
+#include <weft/engine/checkpoint/value_copies.h>
+#include <weft/engine/group/collective_error.h>
+#include <weft/engine/tensor/cuda_devices.h>
+
+namespace weft::checkpoint {
+
+namespace {
+
+using tensor::CudaDevices;
+
+c10::Event recorded(const c10::Stream& stream) {
+  c10::Event event(stream.device_type());
+  event.record(stream);
+  return event;
+}
+
+}  // namespace
+
+void ValueCopies::start(const Share& share, const at::Tensor& memory, bool stages) {
+  const c10::AutoGradMode no_grad(false);
+  auto* const bytes = static_cast<char*>(memory.mutable_data_ptr());
+  struct OnGpu {
+    std::vector<at::Tensor> from, to;
+  };
+  std::map<c10::DeviceIndex, OnGpu> gpus;
+  for (std::size_t i = 0; i < share.tensors.size(); ++i) {
+    const at::Tensor& from = share.tensors[i];
+    if (from.numel() == 0) continue;
+    at::Tensor to = at::from_blob(bytes + share.slices[i].slice.begin, from.sizes(),
+                                  from.options().device(at::kCPU).requires_grad(false));
+    if (!from.is_cuda()) {
+      to.copy_(from);
+      continue;
+    }
+    OnGpu& gpu = gpus[from.device().index()];
+    gpu.from.push_back(from.detach());
+    gpu.to.push_back(std::move(to));
+  }
+  for (auto& [index, gpu] : gpus) {
+    const auto copies = stages ? staged(gpu.from) : std::vector<at::Tensor>();
+    if (!copies.empty()) {
+      copy_beside(copies, gpu.to);
+      continue;
+    }
+    for (std::size_t i = 0; i < gpu.from.size(); ++i)
+      gpu.to[i].copy_(gpu.from[i], /*non_blocking=*/true);
+    made_.push_back(recorded(CudaDevices::current_stream(gpu.from.front().device())));
+    read_.insert(read_.end(), gpu.from.begin(), gpu.from.end());
+  }
+}
+
+// Empty if there is no memory for them.
+std::vector<at::Tensor> ValueCopies::staged(const std::vector<at::Tensor>& tensors) const {
+  std::vector<at::Tensor> copies;
+  const auto no_room = group::error_of([&] {
+    for (const at::Tensor& tensor : tensors)
+      copies.push_back(at::empty(tensor.sizes(), tensor.options()));
+  });
+  if (no_room) {
+    log::info(
+        "checkpoint::save_async: the GPU has no memory to stage this rank's values "
+        "(SaveOptions::stage_on_gpu), so its next kernels wait until the host has them: " +
+        no_room->text());
+    return {};
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) copies[i].copy_(tensors[i]);
+  return copies;
+}
+
+void ValueCopies::copy_beside(const std::vector<at::Tensor>& from,
+                              const std::vector<at::Tensor>& to) {
+  const c10::Device device = from.front().device();
+  const c10::Stream side = CudaDevices::pool_streams({device.index()}).front();
+  recorded(CudaDevices::current_stream(device)).block(side);
+  const c10::StreamGuard current(side);
+  for (std::size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i], /*non_blocking=*/true);
+  made_.push_back(recorded(side));
+  read_.insert(read_.end(), from.begin(), from.end());
+}
+
+// The host waits, so the memory may go back to the stream that it was allocated on.
+void ValueCopies::wait() {
+  for (const c10::Event& event : made_) event.synchronize();
+  made_.clear();
+  read_.clear();
+}
+
+}  // namespace weft::checkpoint
