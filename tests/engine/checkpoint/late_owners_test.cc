@@ -8,6 +8,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -76,23 +77,26 @@ using ::testing::HasSubstr;
 class LateOwners : public ::testing::Test {
  protected:
   // Calls `begin`, which asks both owners to stage their values, in a thread. Worker 1 does, and is
-  // busy when worker 0 tells it what comes next.
+  // busy when worker 0 tells it what comes next. Worker 2 stages so much later.
   template <class Begin>
-  void hold_after_staging(rpc::Agent& agent, const Begin& begin) {
+  std::future<void> hold_after_staging(rpc::Agent& agent, const Begin& begin,
+                                       std::chrono::milliseconds later = {}) {
     first_gate.reset();
     second_gate.reset();
-    const auto second = agent.async<&hold_second>(2);
+    const auto second =
+        agent.async<&hold_second>(rpc::Destination(2).timeout(std::chrono::minutes(1)));
     second_gate.wait_until_reached();
     const auto served = first.load()->debug_info().calls_served;
     auto begun = std::async(std::launch::async, begin);
     // The part's reference and the order to stage have come: they run before what comes next.
-    ASSERT_TRUE(
+    EXPECT_TRUE(
         harness::comes_true([&] { return first.load()->debug_info().calls_served >= served + 2; }));
     blocked_ = agent.async<&hold_first>(rpc::Destination(1).timeout(std::chrono::minutes(1)));
     first_gate.wait_until_reached();
+    std::this_thread::sleep_for(later);
     second_gate.open();
     second.get();
-    begun.get();
+    return begun;
   }
   void release_first() {
     first_gate.open();
@@ -108,7 +112,7 @@ class LateOwners : public ::testing::Test {
                            a.to_here();
                            b.to_here();
                            ASSERT_TRUE(harness::comes_true([] { return first.load() != nullptr; }));
-                           agent.set_timeout(std::chrono::milliseconds(700));
+                           agent.set_timeout(kLimit);
                            body(agent, a, b);
                            agent.set_timeout(std::chrono::minutes(1));
                            first = nullptr;
@@ -116,6 +120,7 @@ class LateOwners : public ::testing::Test {
                          {.worker_threads = 1});
   }
 
+  static constexpr std::chrono::milliseconds kLimit{1000};
   const harness::Folder folder_;
   const std::string path_ = folder_.path() + "/run";
   Future<void> blocked_;
@@ -126,7 +131,7 @@ TEST_F(LateOwners, WriteIntoNoLaterCheckpoint) {
     checkpoint::Saving saving;
     hold_after_staging(agent, [&] {
       saving = checkpoint::save_async(path_, agent, {{"a", a}, {"b", b}});
-    });
+    }).get();
     const Error error = error_of([&] { saving.wait(); });
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
     EXPECT_THAT(error.text(), HasSubstr("worker1"));
@@ -142,19 +147,24 @@ TEST_F(LateOwners, WriteIntoNoLaterCheckpoint) {
   });
 }
 
-TEST_F(LateOwners, LoadNothingAfterTheCallerHasGivenUp) {
+// Worker 1 is told to change its value when twice the limit is over since it has staged it: for all
+// that it knows, its caller waits no longer.
+TEST_F(LateOwners, LoadNothingAfterTwiceTheLimit) {
   run([&](rpc::Agent& agent, const RRef<at::Tensor>& a, const RRef<at::Tensor>& b) {
     const std::vector<checkpoint::JobPart> parts = {{"a", a}, {"b", b}};
     checkpoint::save_async(path_, agent, parts).wait();
     b.sync<&overwrite>(5.0);
     std::optional<Error> failure;
-    hold_after_staging(agent,
-                       [&] { failure = error_of([&] { checkpoint::load(path_, agent, parts); }); });
-    EXPECT_EQ(failure->blame(), Blame::Timeout) << failure->what();
-    EXPECT_THAT(failure->text(), HasSubstr("worker1"));
+    auto loading = hold_after_staging(
+        agent, [&] { failure = error_of([&] { checkpoint::load(path_, agent, parts); }); },
+        kLimit / 2);
+    std::this_thread::sleep_for(kLimit * 3 / 2 + kLimit / 4);  // the order itself is not too old
     a.sync<rpc::inline_<&overwrite>>(7.0);  // before the late order, for which there is no thread
     release_first();
-    EXPECT_EQ(a.sync<&first_element>(), 7);  // behind it
+    loading.get();
+    EXPECT_EQ(failure->blame(), Blame::Timeout) << failure->what();
+    EXPECT_THAT(failure->text(), HasSubstr("worker1"));
+    EXPECT_EQ(a.sync<&first_element>(), 7);
     EXPECT_EQ(b.to_here()[0].item<float>(), 2);
     checkpoint::load(path_, agent, parts);
     EXPECT_EQ(a.to_here()[0].item<float>(), 1);
