@@ -165,6 +165,7 @@ void references(rpc::Agent& agent, const RRef<Counter>& counter) {
   counter.remote<&Counter::none_there>();  // refused: is not a member of
   agent.remote<Counter>(
       1, std::vector<int>());  // refused: M has no constructor that takes these arguments
+  remote_parameters(counter);  // refused: remote_parameters takes a reference to a module
 }
 
 void futures(const Future<int>& number, const Future<void>& done) {
