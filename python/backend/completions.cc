@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <weft/python/backend/completions.h>
+#include <weft/python/backend/interpreter.h>
 
 namespace weft::python {
 
@@ -65,6 +66,7 @@ class Queue {
       ++running_;
       if (--idle_ == 0) start();
       lock.unlock();
+      if (interpreter_ends()) stay();  // callbacks need it
       task();
       task = nullptr;
       lock.lock();

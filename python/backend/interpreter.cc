@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <weft/python/backend/interpreter.h>
 
@@ -38,8 +39,26 @@ void run_signal_handlers() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
+bool interpreter_ends() noexcept {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
+
+void stay() noexcept {
+  for (;;) ::pause();
+}
+
 WithoutGil::WithoutGil() {
-  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) released_.emplace();
+  if (Py_IsInitialized() == 0) return;
+  returns_to_python_ = !on_main_thread() && PyGILState_GetThisThreadState() != nullptr;
+  if (PyGILState_Check() != 0) released_.emplace();
+}
+
+WithoutGil::~WithoutGil() {
+  if (returns_to_python_ && interpreter_ends()) stay();
 }
 
 void interruptible(std::function<void()> function) {

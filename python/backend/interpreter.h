@@ -24,12 +24,24 @@ bool on_main_thread() noexcept;
 // Takes the GIL.
 void run_signal_handlers();
 
-// Releases the GIL while it lives, if this thread holds it.
+// True from the moment at which the interpreter ends, when no thread but the main one gets the GIL.
+bool interpreter_ends() noexcept;
+
+// Blocks for ever. A thread that asks for the GIL while the interpreter ends is ended by CPython
+// from within C++ code, and that ends the process.
+[[noreturn]] void stay() noexcept;
+
+// Releases the GIL while it lives, if this thread holds it. A thread of Python's that would return
+// to an interpreter that ends stays in the destructor.
 class WithoutGil {
  public:
   WithoutGil();
+  ~WithoutGil();
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
 
  private:
+  bool returns_to_python_ = false;
   std::optional<py::gil_scoped_release> released_;
 };
 
