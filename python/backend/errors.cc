@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
 #include <deque>
+#include <map>
 #include <mutex>
 
 #include <weft/python/backend/errors.h>
@@ -47,6 +48,13 @@ const char* class_name(Blame blame) {
   }
 }
 
+// The classes by name, each kept for ever. Looked up once: to import a module runs code of Python,
+// which would raise the KeyboardInterrupt of a Ctrl-C in the place of the error.
+std::map<std::string, PyObject*>& classes() {
+  static auto* const all = new std::map<std::string, PyObject*>;  // outlives the interpreter
+  return *all;
+}
+
 // Begins with the operation, also where a group that is broken refuses the next one. Programs over
 // c10d look for the word " timeout " in the text.
 std::string text_for_python(const Error& error, const std::string& operation) {
@@ -62,17 +70,18 @@ Failure::Failure(const Error& error, std::string operation)
   recent().add(msg, {error.ranks(), std::move(operation)});
 }
 
+void load_classes() {
+  const py::module_ module = py::module_::import("torch_weft.errors");
+  for (const Blame blame :
+       {Blame::PeerLost, Blame::Timeout, Blame::Caller, Blame::Unsupported, Blame::Cancelled}) {
+    const char* const name = class_name(blame);
+    classes()[name] = py::object(module.attr(name)).release().ptr();
+  }
+}
+
 PyObject* Failure::python_type() {
-  const py::gil_scoped_acquire gil;
-  // The module keeps the class alive. It cannot be imported while the interpreter ends.
-  PyObject* const module = PyImport_ImportModule("torch_weft.errors");
-  PyObject* const type =
-      module == nullptr ? nullptr : PyObject_GetAttrString(module, class_name(blame_));
-  Py_XDECREF(module);
-  Py_XDECREF(type);
-  if (type != nullptr) return type;
-  PyErr_Clear();
-  return PyExc_RuntimeError;
+  const auto found = classes().find(class_name(blame_));
+  return found == classes().end() ? PyExc_RuntimeError : found->second;
 }
 
 std::optional<Facts> facts_of(const std::string& text) { return recent().find(text); }

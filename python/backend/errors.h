@@ -25,6 +25,9 @@ class Failure final : public torch::PyTorchError {
   Blame blame_;
 };
 
+// Looks up the classes of torch_weft/errors.py. Called with the GIL, when the module is imported.
+void load_classes();
+
 // What a Python exception of Weft tells besides its text.
 struct Facts {
   std::vector<int> ranks;

@@ -12,6 +12,7 @@ PYBIND11_MODULE(_weft, module) {
   module.doc() = "The backend \"weft\" of torch.distributed";
   // torch.distributed's own classes, of which those below are made.
   py::module_::import("torch.distributed");
+  load_classes();
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "Backend")
       // Called on ranks that are not in a group which torch.distributed splits off; Weft's groups
       // need nothing of them.
