@@ -90,7 +90,8 @@ std::vector<at::Tensor> Outputs::of(const std::vector<at::Tensor>& outputs) {
 }
 
 void Outputs::copy_back() const {
-  const c10::AutoGradMode no_grad(false);
+  // Inference tensors too, which only code below these keys may change on other threads.
+  const at::AutoDispatchBelowADInplaceOrView same_memory;
   for (const auto& [output, instead] : pairs_) output.copy_(instead);
 }
 

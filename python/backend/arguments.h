@@ -29,7 +29,7 @@ at::Tensor movable(const at::Tensor& tensor);
 std::vector<at::Tensor> movable(const std::vector<at::Tensor>& tensors);
 
 // Outputs, with contiguous tensors in the place of those that are not. Those are copied back when
-// the operation has ended.
+// the operation has ended: by IssuedWork, on any thread.
 class Outputs {
  public:
   at::Tensor of(const at::Tensor& output);

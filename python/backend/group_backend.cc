@@ -227,16 +227,19 @@ c10::intrusive_ptr<c10d::Work> GroupBackend::issue(
   translated(call.name.operation, [&] {
     weft::ProcessGroup group = group_for(call.device);
     if (limit < place_.timeout) group = group.with_timeout(limit);
-    work->issued(function(group, outputs));
+    auto works = function(group, outputs);
+    Copies copies;
+    if (!outputs.is_direct()) copies.push_back(std::make_shared<CopyBack>(std::move(outputs)));
+    work->issued(std::move(works), std::move(copies));
   });
-  if (!outputs.is_direct()) {
-    work->wait(::kNoTimeout);
-    outputs.copy_back();
-  }
+  // In the order of the stream, which waits.
+  if (!work->copies().empty() && call.device.is_cuda()) work->wait(::kNoTimeout);
   const std::lock_guard lock(mutex_);
   if (coalesced_) {
     const Works& works = work->operations();
     coalesced_->operations.insert(coalesced_->operations.end(), works.begin(), works.end());
+    const Copies& copies = work->copies();
+    coalesced_->copies.insert(coalesced_->copies.end(), copies.begin(), copies.end());
     coalesced_->outputs.insert(coalesced_->outputs.end(), call.outputs.begin(), call.outputs.end());
   }
   return work;
@@ -257,7 +260,7 @@ c10::intrusive_ptr<c10d::Work> GroupBackend::endCoalescing() {
   auto work =
       c10::make_intrusive<IssuedWork>(getRank(), kCoalesced, number_.load(), timeout_.load(),
                                       std::vector<at::Tensor>(), std::move(all->outputs));
-  work->issued(std::move(all->operations));
+  work->issued(std::move(all->operations), std::move(all->copies));
   return work;
 }
 

@@ -65,7 +65,7 @@ class GroupBackend : public c10d::Backend {
     std::vector<at::Tensor> outputs;  // the result
   };
   // Calls the function with the group for the device, limited to the time of the call. All works
-  // that it returns belong to the operation. If outputs were replaced, waits and copies them back.
+  // that it returns belong to the operation. Outputs that were replaced are copied back at its end.
   c10::intrusive_ptr<c10d::Work> issue(
       Call call, const std::function<Works(weft::ProcessGroup&, Outputs&)>& function);
   // The limit of a call: its own, or the group's.
@@ -93,6 +93,7 @@ class GroupBackend : public c10d::Backend {
   std::atomic<std::uint64_t> number_{0};
   struct Coalesced {
     Works operations;
+    Copies copies;
     std::vector<at::Tensor> outputs;
   };
   std::optional<Coalesced> coalesced_;  // between start and end, guarded by mutex_

@@ -28,6 +28,10 @@ c10::intrusive_ptr<Future> future_of(const std::vector<at::Tensor>& outputs) {
                                      std::move(devices));
 }
 
+void run(const Copies& copies) {
+  for (const auto& one : copies) one->run();
+}
+
 }  // namespace
 
 IssuedWork::IssuedWork(int rank, const CallName& name, std::uint64_t number,
@@ -39,8 +43,15 @@ IssuedWork::IssuedWork(int rank, const CallName& name, std::uint64_t number,
       timeout_(timeout),
       outputs_(std::move(outputs)) {}
 
-void IssuedWork::issued(std::vector<weft::Work> operations) {
+void IssuedWork::issued(std::vector<weft::Work> operations, Copies copies) {
   operations_ = std::move(operations);
+  copies_ = std::move(copies);
+  if (!copies_.empty() && !is_on_gpu()) {
+    // Also if nobody waits.
+    when_done([all = copies_](const std::optional<Error>& error) {
+      if (!error) run(all);
+    });
+  }
   if (!recordFunctionEndCallback_) return;  // nobody profiles
   auto self = c10::intrusive_ptr<IssuedWork>::reclaim_copy(this);
   when_done([self](const std::optional<Error>&) { self->finish(); });
@@ -56,7 +67,11 @@ bool IssuedWork::is_on_gpu() const {
                      [](const at::Tensor& one) { return one.is_cuda(); });
 }
 
-bool IssuedWork::isCompleted() { return is_done(); }
+bool IssuedWork::isCompleted() {
+  if (!is_done()) return false;
+  if (!copies_.empty() && exception() == nullptr) run(copies_);
+  return true;
+}
 
 bool IssuedWork::isSuccess() const { return is_done() && exception() == nullptr; }
 
@@ -112,6 +127,7 @@ bool IssuedWork::wait(std::chrono::milliseconds timeout) {
         await(one, timeout);
       }
     }
+    run(copies_);
   });
   return true;
 }
@@ -146,20 +162,22 @@ void IssuedWork::when_done(std::function<void(const std::optional<Error>&)> done
 }
 
 c10::intrusive_ptr<Future> IssuedWork::getFuture() {
+  // The current stream waits; the future records it and is complete at once. Not under the mutex:
+  // wait() takes the GIL when it returns.
+  if (is_on_gpu()) wait(::kNoTimeout);
   const std::lock_guard lock(future_mutex_);
   if (future_) return future_;
   future_ = future_of(outputs_);
   if (is_on_gpu()) {
-    // The current stream waits; the future records it and is complete at once.
-    wait(::kNoTimeout);
     future_->markCompleted(c10::IValue(outputs_));
     return future_;
   }
-  const auto complete = [future = future_, outputs = outputs_,
+  const auto complete = [future = future_, outputs = outputs_, copies = copies_,
                          operation = name_.operation](const std::optional<Error>& error) {
     if (error) {
       future->setError(failure_of(*error, operation));
     } else {
+      run(copies);
       future->markCompleted(c10::IValue(outputs));
     }
   };

@@ -8,12 +8,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/headeronly/version.h>
 
 #include <weft/group.h>
+#include <weft/python/backend/arguments.h>
 
 namespace weft::python {
 
@@ -24,6 +26,20 @@ struct CallName {
   const char* title;      // "weft:all_reduce", for the profiler
 };
 
+// Outputs that are copied back once, by the thread that comes first.
+class CopyBack {
+ public:
+  explicit CopyBack(Outputs outputs) : outputs_(std::move(outputs)) {}
+  void run() {
+    std::call_once(once_, [this] { outputs_.copy_back(); });
+  }
+
+ private:
+  Outputs outputs_;
+  std::once_flag once_;
+};
+using Copies = std::vector<std::shared_ptr<CopyBack>>;
+
 class IssuedWork final : public c10d::Work {
  public:
   // The profiler's event begins here. `outputs` is what result() and the future hold.
@@ -31,9 +47,11 @@ class IssuedWork final : public c10d::Work {
              std::chrono::milliseconds timeout, const std::vector<at::Tensor>& inputs,
              std::vector<at::Tensor> outputs);
 
-  // Called once, before anybody else sees this object.
-  void issued(std::vector<weft::Work> operations);
+  // Called once, before anybody else sees this object. `copies` are made when all operations have
+  // ended well, before a wait returns and before the future is complete.
+  void issued(std::vector<weft::Work> operations, Copies copies = {});
   const std::vector<weft::Work>& operations() const { return operations_; }
+  const Copies& copies() const { return copies_; }
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -59,6 +77,7 @@ class IssuedWork final : public c10d::Work {
   std::uint64_t number_;
   [[maybe_unused]] std::chrono::milliseconds timeout_;
   std::vector<weft::Work> operations_;
+  Copies copies_;
   std::vector<at::Tensor> outputs_;
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
