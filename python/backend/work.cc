@@ -32,6 +32,14 @@ void run(const Copies& copies) {
   for (const auto& one : copies) one->run();
 }
 
+// The error of a wait that has ended by its limit, made of the error of its last piece.
+Error of_whole_wait(const Error& error, std::chrono::milliseconds limit) {
+  const std::string& text = error.text();
+  return error.with_text(text.substr(0, text.find(" was not done within ")) +
+                         " was not done within " + std::to_string(limit.count()) +
+                         " ms; it goes on and may be waited for again");
+}
+
 }  // namespace
 
 IssuedWork::IssuedWork(int rank, const CallName& name, std::uint64_t number,
@@ -109,8 +117,7 @@ void IssuedWork::await(weft::Work& operation, std::chrono::milliseconds limit) c
       // Its own end, or the end of this piece.
       if (error.blame() != Blame::Timeout || operation.query())
         return operation.synchronize(weft::kNoTimeout);
-      if (is_limited && Clock::now() >= end)
-        return operation.synchronize(std::chrono::milliseconds(0));
+      if (is_limited && Clock::now() >= end) throw of_whole_wait(error, limit);
     }
     run_signal_handlers();
   }
