@@ -185,8 +185,8 @@ TEST(SliceReads, PartsOfChunks) {
   saved.slice = {"large", at::kByte, {static_cast<std::int64_t>(bytes)}, {0}, 0, bytes};
   checkpoint::Manifest manifest;
   manifest.ranks = 1;
-  manifest.files = {
-      checkpoint::write_slices(checkpoint::OpenFolder(folder.path()), "file", {saved}, data.const_data_ptr(), bytes)};
+  manifest.files = {checkpoint::write_slices(checkpoint::OpenFolder(folder.path()), "file", {saved},
+                                             data.const_data_ptr(), bytes)};
   EXPECT_EQ(manifest.files.front().slices.front().checksums.size(), 2U);
   EXPECT_EQ(manifest.files.front().data % 4'096, 0U);
   const auto tensors = checkpoint::tensors_of(manifest);
