@@ -262,7 +262,7 @@ c10::IValue ivalue_of(const Value& value) {
     if (tensor.scalar_type() != at::kDouble || tensor.dim() != 1)
       throw Error(Blame::Caller, "'" + value.name + "' is no list of numbers in it");
     std::vector<c10::IValue> reals;
-    const auto* const data = tensor.const_data_ptr<double>();
+    const auto* const data = static_cast<const double*>(tensor.const_data_ptr());
     for (std::int64_t i = 0; i < tensor.numel(); ++i) reals.emplace_back(data[i]);
     return c10::ivalue::Tuple::create(std::move(reals));
   }
@@ -349,8 +349,9 @@ void write_optimizer(OutputArchive& archive, const Values& values, const std::st
       throw Error(Blame::Caller, "'" + name + "params' is no list of integers in it");
     OutputArchive group(archive.compilation_unit());
     group.write("params/size", size_tensor(static_cast<std::size_t>(indices.numel())));
+    const auto* const all = static_cast<const std::int64_t*>(indices.const_data_ptr());
     for (std::int64_t i = 0; i < indices.numel(); ++i) {
-      const std::int64_t index = indices.const_data_ptr<std::int64_t>()[i];
+      const std::int64_t index = all[i];
       group.write("params/" + std::to_string(i), c10::IValue(id_of(index)));
       const std::string state_name = prefix + "state." + std::to_string(index) + ".";
       const auto [begin, end] = below(values, state_name);

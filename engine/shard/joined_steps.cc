@@ -297,7 +297,7 @@ void JoinedSteps::mirror_step(int leader, int divisor) {
   for (;;) {
     group.recv(received, leader, kTag).wait();
     const at::Tensor here = received.to(at::kCPU);
-    const auto* const numbers = here.const_data_ptr<std::int64_t>();
+    const auto* const numbers = static_cast<const std::int64_t*>(here.const_data_ptr());
     Message told(numbers, numbers + here.numel());
     if (told[0] == kEnd) return finish_reductions();
     mirror(told);
