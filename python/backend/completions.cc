@@ -37,6 +37,10 @@ class Queue {
     if (idle_ == 0) start();
     changed_.notify_all();
   }
+  void await_end(Clock::time_point limit) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, limit, [&] { return tasks_.empty() && running_ == 0; });
+  }
 
  private:
   static constexpr std::chrono::seconds kPatience{1};
@@ -95,16 +99,26 @@ struct Queues {
 
 std::size_t depth_of_future() { return std::min(depth + 1, kDepths); }
 
-void complete_soon(std::size_t its_depth, std::function<void()> task) {
+namespace {
+
+// Those of this process: a fork leaves the parent's behind. They outlive the interpreter.
+Queues& own_queues() {
   static std::mutex mutex;
-  static Queues* queues = nullptr;  // outlives the interpreter; a fork leaves the parent's behind
-  Queues* own = nullptr;
-  {
-    const std::lock_guard lock(mutex);
-    if (queues == nullptr || queues->made_in != ::getpid()) queues = new Queues;
-    own = queues;
-  }
-  own->by_depth[its_depth - 1].run(std::move(task), its_depth);
+  static Queues* queues = nullptr;
+  const std::lock_guard lock(mutex);
+  if (queues == nullptr || queues->made_in != ::getpid()) queues = new Queues;
+  return *queues;
+}
+
+}  // namespace
+
+void complete_soon(std::size_t its_depth, std::function<void()> task) {
+  own_queues().by_depth[its_depth - 1].run(std::move(task), its_depth);
+}
+
+void await_completions(std::chrono::milliseconds limit) {
+  const auto end = Clock::now() + limit;
+  for (Queue& queue : own_queues().by_depth) queue.await_end(end);
 }
 
 }  // namespace weft::python

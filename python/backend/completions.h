@@ -2,6 +2,7 @@
 // Threads that complete the futures of Python programs.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 
@@ -16,5 +17,9 @@ std::size_t depth_of_future();
 // their own threads, since it may wait for them. A task that takes longer than a second no longer
 // holds the others up.
 void complete_soon(std::size_t depth, std::function<void()> task);
+
+// Blocks until all tasks have ended, or the limit has passed. Called without the GIL before the
+// interpreter ends: a callback that runs then would end the process.
+void await_completions(std::chrono::milliseconds limit);
 
 }  // namespace weft::python

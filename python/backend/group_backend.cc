@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include <weft/python/backend/completions.h>
 #include <weft/python/backend/errors.h>
 #include <weft/python/backend/group_backend.h>
 #include <weft/python/backend/interpreter.h>
@@ -34,6 +35,10 @@ void keep(weft::ProcessGroup group) {
   const std::lock_guard lock(mutex);
   kept->push_back(std::move(group));
 }
+
+// For callbacks of futures that run when the interpreter ends, after all operations have ended, or
+// while others wait for the news that this rank is lost.
+constexpr std::chrono::milliseconds kPatience(10000), kHaste(200);
 
 constexpr CallName kCoalesced{c10d::OpType::COALESCED, "coalesced operations", "weft:coalesced"};
 
@@ -146,11 +151,12 @@ void GroupBackend::leave_all(bool politely) {
       const std::lock_guard lock(all.mutex);
       if (all.process != ::getpid()) return;  // they are the parent's
       if (!politely) all.is_over = true;
-      if (!politely || all.backends.empty()) return;
+      if (!politely || all.backends.empty()) break;
       next = *all.backends.begin();
     }
     next->leave(next->longest());
   }
+  interruptible([limit = politely ? kPatience : kHaste] { await_completions(limit); });
 }
 
 std::vector<weft::ProcessGroup> GroupBackend::taken_groups() {

@@ -105,6 +105,12 @@ class Corners(RanksTest):
         results, _ = run(program)
         self.assertEqual([status for status, _, _ in results], [0, 0], results)
 
+    def test_a_callback_that_runs_does_not_break_the_end(self):
+        program = "def slow(future):\n    time.sleep(0.7)\n    print('called')\n"
+        program += "dist.all_reduce(torch.ones(1), async_op=True).get_future().then(slow)\n"
+        results, _ = run(program)
+        self.assertEqual([one[:2] for one in results], [(0, "called\n")] * 2, results)
+
 
 if __name__ == "__main__":
     unittest.main()
