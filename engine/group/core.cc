@@ -54,7 +54,11 @@ struct Heard {
 
   void leaving(const Frame& frame) const {
     ledger->on_leaving(frame);
-    if (const auto error = ledger->left_behind()) fail(*error);
+    if (const auto error = ledger->left_behind()) return fail(*error);
+    // The rank's leaving may have failed an operation here before its word of it came.
+    const auto core = group.lock();
+    if (!core || !core->failure.waits_for_news()) return;
+    if (const auto error = ledger->left_before()) core->failure.fail(*error);
   }
 
   void fail(const Error& why) const {

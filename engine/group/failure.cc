@@ -125,6 +125,11 @@ void Failure::throw_if_failed() {
   if (unseen) throw explain(*unseen).within("an earlier operation failed");
 }
 
+bool Failure::waits_for_news() {
+  MutexLock lock(mutex_);
+  return !unexplained_.empty() || asking_ > 0;
+}
+
 std::optional<Error> Failure::loss() {
   MutexLock lock(mutex_);
   if (!broken_ || broken_->blame() != Blame::PeerLost) return std::nullopt;
@@ -159,16 +164,19 @@ void Failure::by_the_store(const std::function<void()>& meet) {
 Error Failure::explain(const Error& error) {
   if (error.blame() != Blame::PeerLost) return with_hint(error);
   UniqueLock lock(mutex_);
-  if (options_.job->connected && !options_.job->loop->inside()) {
+  if (options_.job->connected && !options_.job->loop->inside() && !ledger_.left_before()) {
+    ++asking_;
     broken_changed_.wait_for(lock, kLossIsTold,
                              [this]() WEFT_REQUIRES(mutex_) { return broken_.has_value(); });
+    --asking_;
   }
   return explained(error);
 }
 
 void Failure::explain_later(const Error& error, Explained done) {
   UniqueLock lock(mutex_);
-  if (error.blame() == Blame::PeerLost && options_.job->connected && !broken_) {
+  if (error.blame() == Blame::PeerLost && options_.job->connected && !broken_ &&
+      !ledger_.left_before()) {
     unexplained_.emplace_back(error, std::move(done));
     if (unexplained_.size() > 1) return;
     explaining_ =

@@ -64,6 +64,8 @@ class Failure {
   // Throws like throw_if_broken(), and the error of an earlier operation that nobody has seen; may
   // then block like explain().
   void throw_if_failed();
+  // True if operations have failed for lack of a rank, and it is not yet known which and why.
+  bool waits_for_news();
   // The loss of a rank, if that has broken the group.
   std::optional<Error> loss();
   // Implements ProcessGroup::error().
@@ -105,6 +107,7 @@ class Failure {
   // Ranks that did not come to the operation whose time-out broke the group.
   std::optional<Waits::Absent> absent_ WEFT_GUARDED_BY(mutex_);
   std::vector<std::pair<Error, Explained>> unexplained_ WEFT_GUARDED_BY(mutex_);
+  int asking_ WEFT_GUARDED_BY(mutex_) = 0;                      // threads in explain() that wait
   EventLoop::Registration explaining_ WEFT_GUARDED_BY(mutex_);  // the timer for these
   // To be aborted.
   std::vector<std::shared_ptr<transport::Communicator>> communicators_ WEFT_GUARDED_BY(mutex_);

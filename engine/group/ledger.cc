@@ -174,16 +174,29 @@ void Ledger::on_alone() {
   changed_.notify_all();
 }
 
+// Returns an error if a rank has left before it took part in that collective.
+std::optional<Error> Ledger::missed(std::uint64_t last) const {
+  for (const auto& [rank, leaver] : leavers_) {
+    if (leaver.collectives >= last) continue;
+    return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ +
+                                      "' after " + collectives_text(leaver.collectives) + "; #" +
+                                      std::to_string(last) + " will never complete")
+        .with_ranks({rank});
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> Ledger::left_before() const {
+  MutexLock lock(mutex_);
+  return missed(begun_);
+}
+
 std::optional<Error> Ledger::left_behind() const {
   MutexLock lock(mutex_);
-  const auto last = unfinished_.empty() ? 0 : *unfinished_.rbegin();
+  if (!unfinished_.empty()) {
+    if (auto error = missed(*unfinished_.rbegin())) return error;
+  }
   for (const auto& [rank, leaver] : leavers_) {
-    if (leaver.collectives < last) {
-      return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ +
-                                        "' after " + collectives_text(leaver.collectives) + "; #" +
-                                        std::to_string(last) + " will never complete")
-          .with_ranks({rank});
-    }
     if (expected_[static_cast<std::size_t>(rank)] == 0) continue;
     if (const auto error = never_received(rank, 0)) return error;
   }

@@ -62,6 +62,8 @@ class Ledger {
   // The reason why a pending operation here will never complete: a rank has left that would have to
   // take part in it.
   std::optional<Error> left_behind() const;
+  // As left_behind(), for collectives that have already failed here for lack of that rank.
+  std::optional<Error> left_before() const;
   // True if the rank (of the job) has left the group, or is not a member.
   bool has_left(int rank) const;
   // True if the rank (of the group) has left it, and said so.
@@ -90,6 +92,7 @@ class Ledger {
     bool answered = false;
   };
   std::uint64_t completed_through() const WEFT_REQUIRES(mutex_);
+  std::optional<Error> missed(std::uint64_t last) const WEFT_REQUIRES(mutex_);
   std::optional<Error> never_received(int from, std::uint64_t more) const WEFT_REQUIRES(mutex_);
   void answer_leavers() WEFT_REQUIRES(mutex_);
   int group_rank(int job_rank) const;

@@ -2,6 +2,7 @@
 """Groups of groups: new_group, split_group, shrink_group, _reconfigure, several at once."""
 
 import datetime
+import time
 import unittest
 
 import torch
@@ -97,6 +98,22 @@ def detail(rank, size, folder):
     return result
 
 
+def leave_early(rank, size, folder):
+    join(rank, size, folder)
+    total(None, 1)
+    if rank == 2:
+        time.sleep(0.3)  # the others wait by then
+        dist.destroy_process_group()
+        return None
+    begin = time.monotonic()
+    try:
+        total(None, 1)
+    except dist.DistBackendError as error:
+        told = type(error).__name__, error.ranks, time.monotonic() - begin < 1.5
+    dist.destroy_process_group()
+    return told
+
+
 class Groups(RanksTest):
     size = 3
 
@@ -123,6 +140,9 @@ class Groups(RanksTest):
     @unittest.skipUnless(hasattr(dist.distributed_c10d, "_reconfigure"), "this torch has no _reconfigure")
     def test_are_reconfigured(self):
         self.assertEqual(self.ranks.run(reconfigure), [(3, 6.0), ((3, 6.0), (0, 2, 5.0)), ((3, 6.0), (1, 2, 5.0))])
+
+    def test_tell_all_who_left_early(self):
+        self.assertEqual(self.ranks.run(leave_early), [("PeerLost", [2], True)] * 2 + [None])
 
     def test_work_under_the_wrapper_of_the_debug_level(self):
         self.assertEqual(self.ranks.run(detail), [3.0] * 3)
