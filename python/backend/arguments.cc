@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_like.h>
@@ -42,18 +43,6 @@ void check_pairs(const char* operation, std::size_t outputs, std::size_t inputs)
                                  " inputs; it takes one for each, and at least one");
 }
 
-at::Tensor flat(const char* operation, const at::Tensor& tensor) {
-  if (!is_strided(tensor) || tensor.is_contiguous()) return tensor;
-  if (!tensor.is_non_overlapping_and_dense()) {
-    throw Error(Blame::Caller,
-                std::string(operation) +
-                    ": Tensors must be contiguous, and this one has gaps; pass .contiguous(), and "
-                    "read the result there");
-  }
-  const at::AutoDispatchBelowADInplaceOrView same_memory;
-  return at::as_strided(tensor, {tensor.numel()}, {1});
-}
-
 at::Tensor movable(const at::Tensor& tensor) {
   if (!is_strided(tensor)) return tensor;
   const at::AutoDispatchBelowADInplaceOrView same_memory;
@@ -80,6 +69,21 @@ at::Tensor Outputs::of(const at::Tensor& output) {
   at::Tensor instead = at::empty_like(output, at::MemoryFormat::Contiguous);
   pairs_.emplace_back(output, instead);
   return movable(instead);
+}
+
+at::Tensor Outputs::in_place(const char* operation, const at::Tensor& tensor) {
+  if (!is_strided(tensor) || tensor.is_contiguous()) return tensor;
+  const at::AutoDispatchBelowADInplaceOrView same_memory;
+  if (tensor.is_non_overlapping_and_dense()) return at::as_strided(tensor, {tensor.numel()}, {1});
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    throw Error(Blame::Caller,
+                std::string(operation) +
+                    ": elements of this tensor share memory, as expand() makes them; pass "
+                    ".contiguous(), and read the result there");
+  }
+  at::Tensor instead = tensor.contiguous();
+  pairs_.emplace_back(tensor, instead);
+  return instead;
 }
 
 std::vector<at::Tensor> Outputs::of(const std::vector<at::Tensor>& outputs) {

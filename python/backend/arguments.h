@@ -19,10 +19,6 @@ std::vector<at::Tensor>& only(const char* operation, std::vector<std::vector<at:
 // Throws Caller if two lists, of which each element belongs to one of the other, differ in length.
 void check_pairs(const char* operation, std::size_t outputs, std::size_t inputs);
 
-// The tensor's memory as a contiguous tensor, for operations that treat all elements alike: a dense
-// tensor in any order of dimensions. Throws Caller for tensors with gaps.
-at::Tensor flat(const char* operation, const at::Tensor& tensor);
-
 // A contiguous tensor of the same elements, in a type that Weft carries: types that it does not
 // know are moved as bytes. Shares memory if the tensor is contiguous.
 at::Tensor movable(const at::Tensor& tensor);
@@ -34,6 +30,9 @@ class Outputs {
  public:
   at::Tensor of(const at::Tensor& output);
   std::vector<at::Tensor> of(const std::vector<at::Tensor>& outputs);
+  // A tensor that an operation changes in place, element by element, in whatever order: its own
+  // memory if it is dense, else a copy. Throws Caller if elements share memory.
+  at::Tensor in_place(const char* operation, const at::Tensor& tensor);
   // True if nothing needs to be copied.
   bool is_direct() const { return pairs_.empty(); }
   void copy_back() const;

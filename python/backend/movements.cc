@@ -57,8 +57,8 @@ WorkPointer MovingBackend::broadcast(Tensors& tensors, const c10d::BroadcastOpti
   return translated(kBroadcast.operation, [&] {
     const at::Tensor& tensor = only(kBroadcast.operation, tensors);
     return issue({kBroadcast, options.timeout, tensor.device(), tensors, tensors},
-                 [&](weft::ProcessGroup& group, Outputs&) -> Works {
-                   return {group.broadcast(movable(flat(kBroadcast.operation, tensor)),
+                 [&](weft::ProcessGroup& group, Outputs& to) -> Works {
+                   return {group.broadcast(movable(to.in_place(kBroadcast.operation, tensor)),
                                            as_rank(options.rootRank))};
                  });
   });

@@ -34,10 +34,10 @@ constexpr CallName kBarrier{OpType::BARRIER, "barrier", "weft:barrier"};
 
 // The memory to reduce for each tensor. One that is listed twice is reduced once in place, and then
 // in a copy, because all reductions take the values from before the call.
-Tensors apart(const char* operation, const Tensors& tensors) {
+Tensors apart(const char* operation, const Tensors& tensors, Outputs& to) {
   Tensors all;
   for (const at::Tensor& tensor : tensors) {
-    const at::Tensor data = flat(operation, tensor);
+    const at::Tensor data = to.in_place(operation, tensor);
     const bool is_listed = std::any_of(all.begin(), all.end(), [&](const at::Tensor& other) {
       return data.numel() > 0 && other.data_ptr() == data.data_ptr();
     });
@@ -56,8 +56,8 @@ WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o
       return allreduce_sparse(tensors, options);
     const Reduction reduction = reduction_of(name, options.reduceOp);
     return issue({kAllReduce, options.timeout, tensor.device(), tensors, tensors},
-                 [&](weft::ProcessGroup& group, Outputs&) -> Works {
-                   const at::Tensor data = flat(name, tensor);
+                 [&](weft::ProcessGroup& group, Outputs& to) -> Works {
+                   const at::Tensor data = to.in_place(name, tensor);
                    reduction.scale(data);
                    return {group.all_reduce(data, reduction.op)};
                  });
@@ -87,9 +87,9 @@ WorkPointer Backend::allreduce_coalesced(Tensors& tensors,
     check_pairs(name, tensors.size(), tensors.size());
     const Reduction reduction = reduction_of(name, options.reduceOp);
     return issue({kAllReduceCoalesced, options.timeout, tensors.front().device(), tensors, tensors},
-                 [&](weft::ProcessGroup& group, Outputs&) -> Works {
+                 [&](weft::ProcessGroup& group, Outputs& to) -> Works {
                    Works works;
-                   for (const at::Tensor& data : apart(name, tensors)) {
+                   for (const at::Tensor& data : apart(name, tensors, to)) {
                      reduction.scale(data);
                      works.push_back(group.all_reduce(data, reduction.op));
                    }
@@ -105,8 +105,8 @@ WorkPointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options
     const Reduction reduction = reduction_of(name, options.reduceOp);
     const int root = static_cast<int>(options.rootRank);
     return issue({kReduce, options.timeout, tensor.device(), tensors, tensors},
-                 [&](weft::ProcessGroup& group, Outputs&) -> Works {
-                   at::Tensor data = flat(name, tensor);
+                 [&](weft::ProcessGroup& group, Outputs& to) -> Works {
+                   at::Tensor data = to.in_place(name, tensor);
                    if (getRank() == root) {
                      reduction.scale(data);
                    } else {

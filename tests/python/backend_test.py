@@ -31,12 +31,24 @@ def reduce_async(rank, size, folder):
     return value.item(), work.is_completed(), work.result()[0].item()
 
 
-def refuse_gaps(rank, size, folder):
+def reduce_columns(rank, size, folder):
+    join(rank, size, folder)
+    table = torch.full((2, 4), rank + 1.0)
+    dist.all_reduce(table[:, ::2])
+    dist.broadcast(table[:, 1], 1)
+    dist.reduce(table[:, 3], 0)
+    pair = torch.full((2, 2), rank + 1.0)
+    dist.all_reduce_coalesced([pair[:, 0], pair[:, 1]])
+    dist.destroy_process_group()
+    return table[:, :3].tolist(), table[0, 3].item(), pair.tolist()
+
+
+def refuse_shared(rank, size, folder):
     join(rank, size, folder)
     import torch_weft
 
     try:
-        dist.all_reduce(torch.zeros(4, 4)[:, :2])
+        dist.all_reduce(torch.zeros(1).expand(4))
     except torch_weft.CallerError as error:
         caught = error
     transposed = torch.arange(6.0).reshape(2, 3).t()
@@ -57,10 +69,17 @@ class Backend(RanksTest):
     def test_completes_futures(self):
         self.assertEqual(self.ranks.run(reduce_async), [(6, True, 3)] * 2)
 
-    def test_refuses_tensors_with_gaps(self):
-        for is_one, text, operation, transposed in self.ranks.run(refuse_gaps):
+    def test_changes_columns_in_place(self):
+        results = self.ranks.run(reduce_columns)
+        for table, _, pair in results:
+            self.assertEqual(table, [[3.0, 2.0, 3.0]] * 2)
+            self.assertEqual(pair, [[3.0, 3.0]] * 2)
+        self.assertEqual(results[0][1], 3.0)
+
+    def test_refuses_tensors_whose_elements_share_memory(self):
+        for is_one, text, operation, transposed in self.ranks.run(refuse_shared):
             self.assertTrue(is_one)
-            self.assertIn("must be contiguous", text)
+            self.assertIn("share memory", text)
             self.assertEqual(operation, "all_reduce")
             self.assertEqual(transposed, [[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]])
 
