@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <type_traits>
 #include <utility>
 
 #include <unistd.h>
@@ -14,6 +15,12 @@
 namespace weft::python {
 
 namespace {
+
+// Releases of libtorch that cannot reconfigure a group have constant members.
+template <class Number>
+void assign(Number& number, int value) {
+  if constexpr (!std::is_const_v<Number>) number = value;
+}
 
 // The backends of this process that have not left.
 struct Present {
@@ -170,8 +177,8 @@ void GroupBackend::replace(weft::ProcessGroup group, const Place& place) {
   const std::lock_guard lock(mutex_);
   group_ = std::move(group);
   place_ = place;
-  rank_ = place.rank;
-  size_ = place.size;
+  assign(rank_, place.rank);
+  assign(size_, place.size);
   is_aborted_ = false;
   coalesced_.reset();
 }
