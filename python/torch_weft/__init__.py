@@ -17,9 +17,20 @@ cmake_prefix_path = str(Path(__file__).absolute().parent)
 # The folder that holds weft/weft.h.
 include = str(Path(__file__).absolute().parent / "include")
 
+
+def register():
+    """Tells torch.distributed of the backend "weft".
+
+    Only needed with TORCH_DEVICE_BACKEND_AUTOLOAD=0, where PyTorch calls no entry points.
+    """
+    from torch_weft import _entry
+
+    _entry.register()
+
+
 _ERRORS = ("Error", "PeerLost", "Timeout", "CallerError", "Unsupported")
 
-__all__ = ["version", "torch_version", "cmake_prefix_path", "include", *_ERRORS]
+__all__ = ["version", "torch_version", "cmake_prefix_path", "include", "register", *_ERRORS]
 
 
 def __getattr__(name):

@@ -155,6 +155,12 @@ class Lifetime(unittest.TestCase):
         self.assertEqual(ended.stdout.splitlines()[0], "True False False", ended.stderr)
         self.assertTrue(ended.stdout.splitlines()[1].startswith("Error 0."), ended)
 
+    def test_registers_where_torch_calls_no_entry_points(self):
+        program = "import torch, torch_weft; torch_weft.register(); print(torch.distributed.is_backend_available('weft'))"
+        environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+        self.assertEqual(ended.stdout, "True\n", ended.stderr)
+
     def test_a_job_of_torchrun_writes_one_timeline(self):
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "program.py"
