@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What c10d passes, as Weft takes it.
+// Converts the arguments of c10d's calls into those of Weft's.
 #pragma once
 
 #include <utility>

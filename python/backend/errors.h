@@ -28,7 +28,7 @@ class Failure final : public torch::PyTorchError {
 // Looks up the classes of torch_weft/errors.py. Called with the GIL, when the module is imported.
 void load_classes();
 
-// What a Python exception of Weft tells besides its text.
+// The attributes of a Python exception of Weft.
 struct Facts {
   std::vector<int> ranks;
   std::string operation;
@@ -41,7 +41,7 @@ std::optional<Facts> facts_of(const std::string& text);
 // The error as an exception for Python, to be kept or thrown later.
 std::exception_ptr failure_of(const Error& error, const std::string& operation);
 
-// Calls the function. What it throws of Weft becomes a Failure.
+// Calls the function. An Error that it throws becomes a Failure.
 template <class Function>
 auto translated(const char* operation, Function&& function) -> decltype(function()) {
   try {

@@ -20,7 +20,7 @@
 
 namespace weft::python {
 
-// What c10d gives a group.
+// The arguments with which c10d makes a group.
 struct Place {
   int rank = 0;
   int size = 0;
