@@ -151,6 +151,7 @@ void GroupBackend::leave(std::chrono::milliseconds limit) {
 }
 
 void GroupBackend::leave_all(bool politely) {
+  hold_waits();
   Present& all = present();
   for (;;) {
     GroupBackend* next = nullptr;
@@ -164,6 +165,7 @@ void GroupBackend::leave_all(bool politely) {
     next->leave(next->longest());
   }
   interruptible([limit = politely ? kPatience : kHaste] { await_completions(limit); });
+  let_waits_return();
 }
 
 std::vector<weft::ProcessGroup> GroupBackend::taken_groups() {

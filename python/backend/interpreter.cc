@@ -16,7 +16,11 @@ namespace weft::python {
 
 namespace {
 
+constexpr std::chrono::milliseconds kReturning(300);
+
 std::atomic<unsigned long> main_thread{0};
+std::atomic<bool> holds_waits{false};
+std::atomic<std::chrono::steady_clock::time_point> last_return{};
 
 // A call on a thread of its own.
 struct Call {
@@ -58,7 +62,16 @@ WithoutGil::WithoutGil() {
 }
 
 WithoutGil::~WithoutGil() {
-  if (returns_to_python_ && interpreter_ends()) stay();
+  if (!returns_to_python_) return;
+  if (holds_waits || interpreter_ends()) stay();
+  last_return = std::chrono::steady_clock::now();
+}
+
+void hold_waits() noexcept { holds_waits = true; }
+
+void let_waits_return() noexcept {
+  const auto until = last_return.load() + kReturning;
+  if (std::chrono::steady_clock::now() < until) std::this_thread::sleep_until(until);
 }
 
 void interruptible(std::function<void()> function) {

@@ -27,12 +27,20 @@ void run_signal_handlers();
 // True from the moment at which the interpreter ends, when no thread but the main one gets the GIL.
 bool interpreter_ends() noexcept;
 
+// Called on the main thread when the program has ended, before the interpreter does: waits of other
+// threads, which are daemons by then, return no more.
+void hold_waits() noexcept;
+
+// Blocks for a moment if a wait of another thread has returned just now: libtorch releases and
+// takes the GIL when that thread drops its Work, and must have done so before the interpreter ends.
+void let_waits_return() noexcept;
+
 // Blocks for ever. A thread that asks for the GIL while the interpreter ends is ended by CPython
 // from within C++ code, and that ends the process.
 [[noreturn]] void stay() noexcept;
 
 // Releases the GIL while it lives, if this thread holds it. A thread of Python's that would return
-// to an interpreter that ends stays in the destructor.
+// to a program that has ended stays in the destructor.
 class WithoutGil {
  public:
   WithoutGil();
