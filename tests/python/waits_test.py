@@ -94,6 +94,9 @@ def pass_limits(rank, size, folder):
     else:
         dist.recv(torch.zeros(1), 0)
         dist.all_reduce(torch.zeros(1))
+    if release() < (2, 15):  # _set_pg_timeout() of older ones passes over other backends than PyTorch's
+        dist.destroy_process_group()
+        return caught
     dist.distributed_c10d._set_pg_timeout(0.5 * SECOND)
     begin = time.monotonic()
     try:
@@ -165,7 +168,7 @@ class Waits(RanksTest):
 
     def test_end_at_their_limits(self):
         caught = self.ranks.run(pass_limits)[0]
-        self.assertEqual([is_soon for _, is_soon in caught], [True, True])
+        self.assertEqual([is_soon for _, is_soon in caught], [True] * (2 if release() >= (2, 15) else 1))
         for text, _ in caught:
             self.assertIn("all_reduce", text)
 
