@@ -151,7 +151,6 @@ void GroupBackend::leave(std::chrono::milliseconds limit) {
 }
 
 void GroupBackend::leave_all(bool politely) {
-  hold_waits();
   Present& all = present();
   for (;;) {
     GroupBackend* next = nullptr;
@@ -165,6 +164,7 @@ void GroupBackend::leave_all(bool politely) {
     next->leave(next->longest());
   }
   interruptible([limit = politely ? kPatience : kHaste] { await_completions(limit); });
+  hold_waits();  // only now: callbacks of futures may wait
   let_waits_return();
 }
 

@@ -27,8 +27,8 @@ void run_signal_handlers();
 // True from the moment at which the interpreter ends, when no thread but the main one gets the GIL.
 bool interpreter_ends() noexcept;
 
-// Called on the main thread when the program has ended, before the interpreter does: waits of other
-// threads, which are daemons by then, return no more.
+// Called on the main thread when the program and its callbacks have ended, before the interpreter
+// does: waits of other threads, which are daemons by then, return no more.
 void hold_waits() noexcept;
 
 // Blocks for a moment if a wait of another thread has returned just now: libtorch releases and

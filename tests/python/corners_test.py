@@ -105,6 +105,13 @@ class Corners(RanksTest):
         results, _ = run(program)
         self.assertEqual([status for status, _, _ in results], [0, 0], results)
 
+    def test_a_callback_that_waits_does_not_hold_up_the_end(self):
+        program = "def again(future):\n    time.sleep(rank)\n    dist.barrier()\n    print('waited', flush=True)\n"
+        program += "dist.all_reduce(torch.ones(1), async_op=True).get_future().then(again)\n"
+        program += "time.sleep(0.3 if rank == 0 else 1.5)\n"
+        results, _ = run(program)
+        self.assertEqual([out for _, out, _ in results], ["waited\n"] * 2, results)
+
     def test_a_callback_that_runs_does_not_break_the_end(self):
         program = "def slow(future):\n    time.sleep(0.7)\n    print('called')\n"
         program += "dist.all_reduce(torch.ones(1), async_op=True).get_future().then(slow)\n"
