@@ -36,7 +36,7 @@ def quantile(values, share):
     return ordered[round(share * (len(ordered) - 1))]
 
 
-# What a rank does.
+# The part that each rank runs.
 
 
 class Rank:
@@ -236,7 +236,7 @@ def work(options):
     rank.dist.destroy_process_group()
 
 
-# What starts the ranks and reports.
+# The part that starts the ranks and reports.
 
 
 def free_port():

@@ -127,7 +127,8 @@ TEST_P(ZeroedBefore, AStepByTheModule) {
   });
 }
 
-// What no_sync() has kept is dropped with the rest, also by a rank that ran out meanwhile.
+// Gradients that no_sync() has kept are dropped with the rest, also by a rank that ran out
+// meanwhile.
 TEST_P(ZeroedBefore, WhatNoSyncHasKeptIsAveraged) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     auto model = blocks(2), plain = blocks(2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of a sharded model on two ranks of one process begin with.
+// The beginning that tests of a sharded model on two ranks of one process share.
 #pragma once
 
 #include <cstdint>
