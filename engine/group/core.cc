@@ -148,7 +148,7 @@ Core::Core(CoreOptions given, trace::Member as)
                                         if (const auto alive = weak.lock())
                                           alive->send(std::move(frame));
                                       })),
-      failure(options, *ledger, *this),
+      failure(options, member, *ledger, *this),
       carriers(options),
       joining(options, *bootstrap, *ledger, failure, carriers),
       operations(*this),

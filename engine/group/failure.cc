@@ -4,13 +4,14 @@
 
 #include <weft/base/log.h>
 #include <weft/engine/group/failure.h>
+#include <weft/profiling/trace/breakage.h>
 #include <weft/profiling/trace/dump.h>
 
 namespace weft::group {
 
-Failure::Failure(const CoreOptions& options, const Ledger& ledger,
+Failure::Failure(const CoreOptions& options, const trace::Member& member, const Ledger& ledger,
                  const std::enable_shared_from_this<Core>& owner)
-    : options_(options), ledger_(ledger), owner_(owner) {}
+    : options_(options), member_(member), ledger_(ledger), owner_(owner) {}
 
 Failure::~Failure() {
   if (unseen_)
@@ -36,6 +37,7 @@ void Failure::fail(const Error& why, const std::function<void()>& tell) {
   }
   if (tell) tell();
   if (!is_first) return;
+  trace::record_breakage(member_, why);
   trace::dump_after(options_.place(), why);
   broken_changed_.notify_all();
   explain_waiting();

@@ -22,6 +22,7 @@
 #include <weft/engine/group/job.h>
 #include <weft/engine/group/ledger.h>
 #include <weft/engine/group/waits.h>
+#include <weft/profiling/trace/description.h>
 #include <weft/transport/transport.h>
 
 namespace weft::group {
@@ -30,9 +31,9 @@ struct Core;
 
 class Failure {
  public:
-  // `options` and `ledger` are the group's. `owner` keeps this object alive: callbacks, which may
-  // outlive it, hold the owner weakly.
-  Failure(const CoreOptions& options, const Ledger& ledger,
+  // `options`, `member` and `ledger` are the group's. `owner` keeps this object alive: callbacks,
+  // which may outlive it, hold the owner weakly.
+  Failure(const CoreOptions& options, const trace::Member& member, const Ledger& ledger,
           const std::enable_shared_from_this<Core>& owner);
   // Logs an error that nobody has seen.
   ~Failure();
@@ -96,6 +97,7 @@ class Failure {
   void explain_waiting();
 
   const CoreOptions& options_;
+  const trace::Member member_;
   const Ledger& ledger_;
   const std::enable_shared_from_this<Core>& owner_;
 

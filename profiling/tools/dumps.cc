@@ -153,9 +153,12 @@ class Taking {
     if (const Json* oldest = oldest_of_the_last(records))
       into_.dumps[number_].knows_since = record_of(*oldest, now, loaded_.dump.time - now).begun;
     for (const Json& record : records) {
-      const auto found = views_.find(int_of(record, "party"));
-      if (found != views_.end())
-        found->second->records.push_back(record_of(record, now, loaded_.dump.time - now));
+      const int party = int_of(record, "party");
+      const auto found = views_.find(party);
+      if (found == views_.end()) continue;
+      found->second->records.push_back(record_of(record, now, loaded_.dump.time - now));
+      if (const auto broken = broken_.find(party); broken != broken_.end())
+        end_open(found->second->records.back(), broken->second);
     }
     return conflict_;
   }
@@ -169,6 +172,23 @@ class Taking {
     if (kind == "agent") view = agent(rank, text_of(party, "name"));
     if (kind == "group") view = member(group_party_of(party));
     if (view != nullptr) views_[number] = view;
+    if (const auto broken = party.find("broken"); broken != party.end())
+      broken_[number] = {text_of(*broken, "blame"), text_of(*broken, "error")};
+  }
+
+  // The error of a group that had broken when the dump was made.
+  struct Broken {
+    std::string blame;
+    std::string error;
+  };
+
+  // A group that breaks writes its dump first, and then ends its operations with its error.
+  void end_open(Record& record, const Broken& why) const {
+    if (record.state != "open") return;
+    record.state = "failed";
+    record.ended = loaded_.dump.time;
+    record.blame = why.blame;
+    record.error = why.error;
   }
 
   // A process may have been the same agent several times, one after another.
@@ -207,6 +227,7 @@ class Taking {
   const std::size_t number_;
   // By the party's number in the file. The views are values of maps, so they do not move.
   std::map<int, View*> views_;
+  std::map<int, Broken> broken_;  // likewise
   std::optional<Error> conflict_;
 };
 

@@ -28,6 +28,7 @@
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/base/mutex.h>
+#include <weft/profiling/trace/breakage.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
 #include <weft/profiling/trace/open_ranges.h>
@@ -131,6 +132,12 @@ void write(Json& json, const Member& member, int number) {
   for (const int rank : party.ranks) json.number(rank);
   json.close(']');
   json.key("generation").number(member.generation());
+  if (const auto broken = breakage_of(member)) {
+    json.key("broken").open('{');
+    json.key("blame").text(weft::name(broken->blame));
+    json.key("error").text(broken->error.data());
+    json.close('}');
+  }
   json.close('}');
   json.line();
 }

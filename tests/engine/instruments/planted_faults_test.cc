@@ -189,8 +189,8 @@ TEST_F(PlantedFaults, LostRankIsNamed) {
     group.all_reduce(tensor).wait();
     Processes::say("there");
     if (rank == 1) stay();
-    Work work = group.all_reduce(tensor);
-    EXPECT_EQ(harness::error_of([&] { work.wait(); }).blame(), Blame::PeerLost);
+    // The rank may hear of the loss before it calls this.
+    EXPECT_EQ(harness::error_of([&] { group.all_reduce(tensor).wait(); }).blame(), Blame::PeerLost);
     Processes::say("lost it");
     stay();
   });
@@ -203,6 +203,29 @@ TEST_F(PlantedFaults, LostRankIsNamed) {
   const auto missing = findings(What::MissingRank);
   ASSERT_EQ(missing.size(), 1u);
   EXPECT_THAT(missing[0].ranks, ElementsAre(1));
+}
+
+// Rank 0 waits for rank 2, which lives: nothing but the news of the loss ends its wait, and its
+// dump is written when the news comes.
+TEST_F(PlantedFaults, DumpUponNewsOfALossShowsTheWaitThatItEnds) {
+  Processes ranks(3, [](int rank) {
+    auto group = join();
+    at::Tensor tensor = torch::ones({4});
+    Work work = rank == 0 ? group.recv(tensor, 2) : Work();
+    Processes::say("there");
+    if (rank == 0) {
+      EXPECT_EQ(harness::error_of([&] { work.wait(); }).blame(), Blame::PeerLost);
+      Processes::say("lost it");
+    }
+    stay();
+  });
+  for (int rank = 0; rank < 3; ++rank) ranks.wait_for(rank, "there");
+  ranks.signal(1, SIGKILL);
+  ranks.wait_for(0, "lost it");
+  const auto failed = findings(What::Failure);
+  ASSERT_EQ(failed.size(), 1u);
+  EXPECT_THAT(failed[0].text, HasSubstr("recv #1 from rank 2"));
+  EXPECT_THAT(failed[0].text, HasSubstr("PeerLost: rank 1 is lost"));
 }
 
 TEST_F(PlantedFaults, CycleOfReceivesIsNamed) {

@@ -17,6 +17,7 @@
 #include <weft/profiling/tools/analysis.h>
 #include <weft/profiling/tools/remarks.h>
 #include <weft/profiling/tools/wording.h>
+#include <weft/profiling/trace/breakage.h>
 #include <weft/profiling/trace/called_by.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
@@ -251,6 +252,39 @@ TEST_F(DumpFiles, OfSurvivorsAreOneJob) {
                   dump_of("2", {in_group(2, 3), in_group(1, 2)})});
   ASSERT_EQ(dumps.groups.size(), 2u);
   EXPECT_EQ(dumps.groups[0].views.size() + dumps.groups[1].views.size(), 5u);
+}
+
+// Both survivors have begun the all_reduce a moment ago, and wrote their dumps as soon as they knew
+// of the loss: before any connection of theirs broke, so the all_reduce is open.
+TEST_F(DumpFiles, OfABrokenGroupShowThatItsWaitsWereInVain) {
+  const auto of_a_survivor = [&](int rank) {
+    return dump_by("survivor" + std::to_string(rank), [rank] {
+      const Member member = Member::join(in_group(rank, 3));
+      run_collectives(member, 2, 1);
+      trace::record_breakage(member, Error(Blame::PeerLost, "rank 1 is lost"));
+    });
+  };
+  const std::vector files{of_a_survivor(0), of_a_survivor(2)};
+  const Dumps dumps = read_dumps(files);
+  const Record& waited = dumps.groups.at(0).views.at(2).records.at(1);
+  EXPECT_EQ(waited.state, "failed");
+  EXPECT_EQ(waited.blame + ": " + waited.error, "PeerLost: rank 1 is lost");
+  EXPECT_EQ(dumps.groups.at(0).views.at(2).records.at(0).state, "done");
+  const auto found = analyze(dumps);
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found[0].what, Finding::What::MissingRank);
+  EXPECT_EQ(found[0].ranks, std::vector{1});
+}
+
+TEST_F(DumpFiles, OfABrokenGroupAreNotThoseOfItsSuccessor) {
+  const std::string file = dump_by("survivor", [] {
+    const Member first = Member::join(in_group(0, 3));
+    trace::record_breakage(first, Error(Blame::PeerLost, std::string(1000, 'x')));
+    const Member second = Member::join(in_group(0, 3));
+    run_collectives(second, 1, 0);
+  });
+  const Dumps dumps = read_dumps({file});
+  EXPECT_EQ(dumps.groups.at(0).views.at(0).records.at(0).state, "open");
 }
 
 // Rank 2 was lost and another process replaced it: the others count the group that they made with
