@@ -24,9 +24,8 @@ from pathlib import Path
 SIZES = [4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 CALLS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send and recv"]
 IN_CPP = ["all_reduce", "all_gather", "broadcast"]
-# Widths, batch, steps of a round.
-MODELS = {"small": ([784, 512, 512, 10], 64, 60), "large": ([784, 4096, 4096, 1024, 10], 32, 6)}
-WIDTH, TOKENS, BLOCKS = 512, 32, 8
+# Batch, steps of a round.
+RUNS = {"small": (64, 60), "large": (32, 6)}
 STEPS_OF_BLOCKS = 4
 TRAINING = ["ddp small", "ddp large", "fully_shard blocks"]
 
@@ -133,56 +132,26 @@ class Rank:
                 self.tell(f"{name} {self.size} ranks {size}", peer, size, values)
 
     def step_of_ddp(self, name, group):
-        torch = self.torch
+        import models
         from torch.nn.parallel import DistributedDataParallel
 
-        widths, batch, _ = MODELS[name]
-        torch.manual_seed(0)
-        layers = []
-        for width, following in zip(widths, widths[1:]):
-            layers += [torch.nn.Linear(width, following), torch.nn.ReLU()]
-        net = torch.nn.Sequential(*layers[:-1])
+        self.torch.manual_seed(0)
+        net = models.mlp({"small": models.SMALL, "large": models.LARGE}[name])
         model = net
         if group is not None:
-            model = DistributedDataParallel(
-                net, process_group=group, gradient_as_bucket_view=True
-            )
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-        inputs, labels = torch.randn(batch, widths[0]), torch.randint(10, (batch,))
-
-        def step():
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-
-        return step, sum(one.nbytes for one in net.parameters())
+            model = DistributedDataParallel(net, process_group=group, gradient_as_bucket_view=True)
+        return models.classifying_step(net, model, RUNS[name][0]), size_of(net)
 
     def step_of_blocks(self, group):
-        torch = self.torch
+        import models
         from torch.distributed.device_mesh import DeviceMesh
-        from torch.distributed.fsdp import fully_shard
 
-        torch.manual_seed(0)
-        block = block_class(torch)
-        net = torch.nn.Sequential(*(block() for _ in range(BLOCKS)), torch.nn.LayerNorm(WIDTH))
-        size = sum(one.nbytes for one in net.parameters())
+        self.torch.manual_seed(0)
+        net, units, inputs = models.blocks()
+        size = size_of(net)  # before each rank keeps its part only
         if group is not None:
-            mesh = DeviceMesh.from_group(group, "cpu")
-            blocks = list(net[:BLOCKS])
-            for one in blocks:
-                fully_shard(one, mesh=mesh)
-            fully_shard(net, mesh=mesh)
-            for one, following in zip(blocks, blocks[1:]):
-                one.set_modules_to_forward_prefetch([following])
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
-        inputs = torch.randn(4, TOKENS, WIDTH)
-
-        def step():
-            optimizer.zero_grad()
-            net(inputs).square().mean().backward()
-            optimizer.step()
-
-        return step, size
+            models.shard(net, units, DeviceMesh.from_group(group, "cpu"))
+        return models.squares_step(net, inputs), size
 
     def measure_training(self, name):
         kind, model = name.split()
@@ -195,7 +164,7 @@ class Rank:
             times[peer] = []
             for _ in range(2):
                 steps[peer]()
-        count = MODELS[model][2] if kind == "ddp" else STEPS_OF_BLOCKS
+        count = RUNS[model][1] if kind == "ddp" else STEPS_OF_BLOCKS
         for _ in range(self.runs):
             for peer, step in steps.items():
                 self.dist.barrier()
@@ -204,25 +173,8 @@ class Rank:
             self.tell(f"{name} {self.size} ranks step", peer, size, values)
 
 
-def block_class(torch):
-    nn = torch.nn
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-            self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-            self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-        def forward(self, x):
-            batch, tokens, _ = x.shape
-            parts = self.qkv(self.norm1(x)).view(batch, tokens, 3, WIDTH // 64, 64)
-            q, k, v = parts.permute(2, 0, 3, 1, 4)
-            y = nn.functional.scaled_dot_product_attention(q, k, v)
-            x = x + self.out(y.transpose(1, 2).reshape(batch, tokens, WIDTH))
-            return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
-
-    return Block
+def size_of(net):
+    return sum(one.nbytes for one in net.parameters())
 
 
 def work(options):
