@@ -7,8 +7,10 @@ Rank r is pinned to core r modulo the number of cores, with one compute thread, 
 both backends. Each round measures one after the other. The number in a case's name is the bytes of
 the tensor that a rank gives; "send and recv" is a message there and back. Rows give rank 0's median
 and 99th percentile. Training steps are those of ddp_python.py and fsdp_python.py; "exposed" is the
-step's time without that of the same model alone. --cpp measures the same calls of the C++ library
-beside them: the program collectives_bench must be built.
+step's time without that of the same model alone. --cpp measures beside them the same calls of the
+C++ library, by the program collectives_bench, and those of PyTorch's backend "fake", which moves
+nothing: what torch.distributed itself takes in front of a backend. "over C++" is Python's time
+without C++'s, and "over C++ and PyTorch" the part of it that is Weft's.
 """
 
 import argparse
@@ -52,6 +54,11 @@ class Rank:
         dist.init_process_group("weft")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.groups = {"weft": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+        self.fake = None
+        if options.cpp:
+            import torch.testing._internal.distributed.fake_pg  # registers it
+
+            self.fake = dist.new_group(backend="fake")
         self.runs, self.seconds = options.runs, options.seconds
 
     def tell(self, case, peer, size, times):
@@ -116,7 +123,8 @@ class Rank:
     def measure_calls(self, name, sizes):
         for size in sizes:
             calls, counts, times = {}, {}, {}
-            for peer, group in self.groups.items():
+            groups = {**self.groups, "PyTorch alone": self.fake} if self.fake else self.groups
+            for peer, group in groups.items():
                 calls[peer] = call = self.call(name, size, group)
                 begin = time.perf_counter()
                 for _ in range(3):
@@ -264,15 +272,18 @@ def cpp_times(program, name, ranks):
 
 def report_calls(report, rows, beside):
     for size in sorted({row["bytes"] for row in rows}):
-        ours = None
+        times = {}
         for row in (row for row in rows if row["bytes"] == size):
             report.add(row["case"], row["peer"], size, row["times"], "us")
-            ours = row if row["peer"] == "weft" else ours
-        if size in beside:
-            report.add(ours["case"], "weft C++", size, beside[size], "us")
-            over = 1e6 * (quantile(ours["times"], 0.5) - quantile(beside[size], 0.5))
-            report.add_figures(f"{ours['case']} over C++", "weft", size, over, over,
-                               len(ours["times"]), "us", "Python - C++")
+            times[row["peer"]], case = row["times"], row["case"]
+        if size not in beside:
+            continue
+        report.add(case, "weft C++", size, beside[size], "us")
+        median = {peer: 1e6 * quantile(values, 0.5) for peer, values in times.items()}
+        over = median["weft"] - 1e6 * quantile(beside[size], 0.5)
+        own = over - median["PyTorch alone"]
+        for metric, figure in (("over C++", over), ("over C++ and PyTorch", own)):
+            report.add_figures(case, "weft", size, figure, figure, len(times["weft"]), "us", metric)
 
 
 def cases_of(options, ranks):
@@ -314,7 +325,7 @@ def main():
         for case in cases_of(options, ranks):
             any_case = True
             command = [sys.executable, __file__, "--worker", "--runs", str(options.runs),
-                       "--seconds", str(options.seconds)]
+                       "--seconds", str(options.seconds), *(["--cpp"] if options.cpp else [])]
             output = run_ranks(command, ranks, {"WEFT_BENCH_CASES": json.dumps([case])})
             rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
             if case["what"] in TRAINING:
