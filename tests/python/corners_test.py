@@ -118,6 +118,15 @@ class Corners(RanksTest):
         results, _ = run(program)
         self.assertEqual([one[:2] for one in results], [(0, "called\n")] * 2, results)
 
+    def test_recorder_of_pytorch_is_attached_only_on_request(self):
+        if not hasattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS"):
+            self.skipTest("this release of torch records no backends from elsewhere")
+        program = "print(len(dist.distributed_c10d._world.pg_flight_recorder_hooks))\n"
+        for size, hooks in ((None, "0\n"), ("10", "1\n")):
+            environment = {"TORCH_FR_BUFFER_SIZE": size} if size else {}
+            results, _ = run(program, size=1, environment=environment)
+            self.assertEqual([one[:2] for one in results], [(0, hooks)], results)
+
 
 if __name__ == "__main__":
     unittest.main()
