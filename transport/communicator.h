@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -56,6 +57,9 @@ class Communicator {
   virtual ~Communicator() = default;
 
   virtual std::string_view backend() const = 0;
+  // The transport that carries bytes to that rank ("shm", "tcp"); the backend's name if the backend
+  // does not tell. Thread-safe.
+  virtual std::string transport(int /*peer*/) const { return std::string(backend()); }
   virtual int rank() const = 0;
   virtual int size() const = 0;
   // True if all_reduce, reduce and reduce_scatter support the pair. The sum of booleans is "any",

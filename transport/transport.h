@@ -81,6 +81,9 @@ class Connector {
   // Returns why this address cannot be reached from here ("another host"); nothing if it may be
   // reachable.
   virtual std::optional<std::string> why_unreachable(const std::string& address) const = 0;
+  // The name of the transport by which connect() reaches this address, of a connector that has
+  // several; empty: it has one, or none reaches it.
+  virtual std::string transport_to(const std::string& /*address*/) const { return {}; }
   // Throws Caller (no such interface), Busy (no descriptors or memory).
   virtual std::unique_ptr<Listener> listen(const ListenOptions& options) = 0;
   // Returns at once; messages wait until the connection is established. If that fails by the
@@ -90,7 +93,8 @@ class Connector {
                                               const ConnectOptions& options) = 0;
 };
 
-class Transport {
+// Made by open() as a std::shared_ptr, which communicators that open connections later hold.
+class Transport : public std::enable_shared_from_this<Transport> {
  public:
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;

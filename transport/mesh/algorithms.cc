@@ -476,6 +476,25 @@ void barrier(Plan& plan, const Job& job) {
   }
 }
 
+// Along a binary tree: a rank tells its parent when its children have told it, and its children
+// when its parent has told it. So it needs three connections at most.
+void barrier_tree(Plan& plan, const Job& job) {
+  Index heard = Plan::kNone;
+  const auto hear = [&](int peer) {
+    const Index next = plan.receive(peer, nullptr, 0);
+    plan.after(heard, next);
+    heard = next;
+  };
+  const int first = 2 * job.rank + 1, last = std::min(first + 1, job.ranks - 1);
+  for (int child = first; child <= last; ++child) hear(child);
+  if (job.rank > 0) {
+    const int parent = (job.rank - 1) / 2;
+    plan.after(heard, plan.send(parent, nullptr, 0));
+    hear(parent);
+  }
+  for (int child = first; child <= last; ++child) plan.after(heard, plan.send(child, nullptr, 0));
+}
+
 // The plan of a group with one rank: copies input to output.
 void write_alone(Plan& plan, const Job& job) {
   if (!job.outputs.empty() && !job.inputs.empty())
@@ -512,7 +531,8 @@ void write(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch) {
     case Kind::Gather: return gather(plan, job);
     case Kind::Scatter: return scatter(plan, job);
     case Kind::AllToAll: return all_to_all(plan, job);
-    case Kind::Barrier: return barrier(plan, job);
+    case Kind::Barrier:
+      return algorithm == Algorithm::Tree ? barrier_tree(plan, job) : barrier(plan, job);
   }
 }
 

@@ -73,12 +73,21 @@ void Collectives::start(Operation& operation) {
                 .inputs = operation.inputs,
                 .outputs = operation.outputs};
   const Arithmetic arithmetic = arithmetic_of(job.call.dtype, job.call.op, job.ranks);
-  write(operation.plan, job, core_.chooser(job.call, arithmetic, job.ranks), core_.scratch);
+  // The first barrier ends joining (mesh.cc): along a tree, so that joining opens few connections.
+  const bool ends_joining = operation.sequence == 0 && job.call.kind == Kind::Barrier;
+  const Choice choice =
+      ends_joining ? Choice{Algorithm::Tree} : core_.chooser(job.call, arithmetic, job.ranks);
+  write(operation.plan, job, choice, core_.scratch);
   const auto& steps = operation.plan.steps();
   operation.steps_left = static_cast<std::uint32_t>(steps.size());
   held_.resize(static_cast<std::size_t>(core_.ranks));
   for (Plan::Index index = 0; index < steps.size(); ++index) {
     if (steps[index].waits_for == 0) released_.push_back(index);
+    // Both ranks of a step need its connection; the higher one opens it.
+    if (const int peer = steps[index].peer; peer >= 0) {
+      const auto when = core_.rank > peer ? Openings::When::Now : Openings::When::Later;
+      core_.expect(peer, Traffic::Collectives, when);
+    }
   }
 }
 

@@ -18,7 +18,8 @@ constexpr auto kLanding = std::chrono::milliseconds(500);
 
 }  // namespace
 
-Core::Core(const JoinOptions& options, std::string backend_name, Chooser with)
+Core::Core(const JoinOptions& options, std::string backend_name, Chooser with,
+           std::shared_ptr<Openings> openings)
     : rank(options.rank),
       ranks(options.size),
       backend(std::move(backend_name)),
@@ -26,6 +27,7 @@ Core::Core(const JoinOptions& options, std::string backend_name, Chooser with)
       timeout(options.timeout),
       loop(options.loop),
       chooser(std::move(with)),
+      openings_(std::move(openings)),
       peers_(static_cast<std::size_t>(options.size)) {}
 
 std::shared_ptr<Operation> Core::fresh_operation() {
@@ -89,9 +91,28 @@ void Core::arrived(int peer, Traffic at, const Arrival& arrival) noexcept {
                       is_here ? arrival.in_place.data() : nullptr});
 }
 
+std::string Core::transport_to(int peer) const {
+  const std::string name = openings_ && peer != rank ? openings_->transport_to(peer) : "";
+  return name.empty() ? backend : name;
+}
+
+void Core::expect(int peer, Traffic at, Openings::When when) noexcept {
+  Peer& other = peers_[static_cast<std::size_t>(peer)];
+  if (connection_of(peer, at) != nullptr || other.lost || !openings_) return;
+  other.expected[static_cast<std::size_t>(at)] = true;
+  openings_->open(peer, at, when);
+}
+
 Op Core::send(int peer, Traffic at, const Header& header, const Slice& payload, Pin pin) noexcept {
   Connection* const connection = connection_of(peer, at);
   const EncodedHeader bytes = encode(header);
+  if (connection == nullptr) {
+    Peer& other = peers_[static_cast<std::size_t>(peer)];
+    if (other.lost) return Op::failed(*other.lost);
+    auto& unsent = other.unsent[static_cast<std::size_t>(at)];
+    unsent.push_back({bytes, payload, std::move(pin), Completion(Pin(), flag())});
+    return unsent.back().completion.op();
+  }
   return connection->send(bytes, {&payload, payload.bytes > 0 ? std::size_t{1} : 0}, std::move(pin),
                           Fence());
 }
@@ -120,8 +141,32 @@ void Core::watch(Deadline deadline) {
 
 void Core::on(event::Adopted& event) {
   Peer& peer = peers_[static_cast<std::size_t>(event.peer)];
-  peer.connections[static_cast<std::size_t>(event.traffic)] = std::move(event.connection);
-  if (buried_) close(event.peer);
+  const auto at = static_cast<std::size_t>(event.traffic);
+  const auto connection = peer.connections[at] = std::move(event.connection);
+  if (peer.lost || (buried_ && silent_)) return close(event.peer);
+  if (buried_) return tell(event.peer, event.traffic);  // the peer does not know yet
+  for (Unsent& message : std::exchange(peer.unsent[at], {})) {
+    const Slice& payload = message.payload;
+    const Op op =
+        connection->send(message.header, {&payload, payload.bytes > 0 ? std::size_t{1} : 0},
+                         std::move(message.pin), Fence());
+    op.on_ended([op, completion = message.completion]() mutable {
+      if (const auto error = op.error()) {
+        completion.fail(*error);
+      } else {
+        completion.finish();
+      }
+    });
+  }
+}
+
+void Core::on(event::Unreachable& event) {
+  if (broken_ || lost(event.peer)) return;
+  const Error why = event.why.within("no connection with rank " + std::to_string(event.peer))
+                        .with_ranks({event.peer});
+  if (why.blame() != Blame::PeerLost && why.blame() != Blame::Cancelled) return fail(why);
+  event::Closed closed{event.peer, event.traffic, why};
+  on(closed);
 }
 
 void Core::on(event::Arrived& event) {
@@ -154,7 +199,12 @@ void Core::heard_failure(int peer, const Message& message) {
 void Core::on(event::Closed& event) {
   Peer& peer = peers_[static_cast<std::size_t>(event.peer)];
   if (broken_ || peer.lost) return;
-  if (event.traffic && (!peer.ended || peer.ended == event.traffic)) {
+  const auto is_other = [&](Traffic traffic) {
+    const auto at = static_cast<std::size_t>(traffic);
+    return traffic != event.traffic && (peer.connections[at] || peer.expected[at]);
+  };
+  const bool has_other = is_other(Traffic::Collectives) || is_other(Traffic::Messages);
+  if (event.traffic && has_other && (!peer.ended || peer.ended == event.traffic)) {
     // Earlier messages on the peer's other connection may still be on their way: a last part, or
     // the reason for the end.
     peer.ended = event.traffic;
@@ -176,7 +226,10 @@ void Core::on(event::Closed& event) {
 }
 
 void Core::on(event::Failed& event) {
-  if (event.destroyed) silent_ = true;
+  if (event.destroyed) {
+    silent_ = true;
+    if (openings_) openings_->close();
+  }
   if (broken_ && event.destroyed) {
     for (int peer = 0; peer < ranks; ++peer) close(peer);
   }
@@ -208,10 +261,13 @@ void Core::bury() noexcept {
   for (int peer = 0; peer < ranks; ++peer) {
     if (peer == rank) continue;
     const bool knows = silent_ || peer == told_by_ || peers_[static_cast<std::size_t>(peer)].lost;
-    if (knows || connection_of(peer, Traffic::Collectives) == nullptr) {
+    const bool has_collectives = connection_of(peer, Traffic::Collectives) != nullptr;
+    const Traffic open = has_collectives ? Traffic::Collectives : Traffic::Messages;
+    if (knows || connection_of(peer, open) == nullptr) {
       close(peer);
     } else {
-      tell(peer);
+      drop_unsent(peer);
+      tell(peer, open);
     }
   }
 }
@@ -224,9 +280,8 @@ void Core::let_go() noexcept {
   messages_.let_go();
 }
 
-void Core::tell(int peer) noexcept {
-  const Op told =
-      connection_of(peer, Traffic::Collectives)->send(encode_failure(*broken_), {}, Pin(), Fence());
+void Core::tell(int peer, Traffic traffic) noexcept {
+  const Op told = connection_of(peer, traffic)->send(encode_failure(*broken_), {}, Pin(), Fence());
   told.on_ended([weak = weak_from_this(), peer] {
     if (const auto self = weak.lock()) self->post(event::Told{peer});
   });
@@ -234,8 +289,19 @@ void Core::tell(int peer) noexcept {
 
 void Core::close(int peer) noexcept {
   const Error why = broken_ ? *broken_ : Error(Blame::Cancelled, "the rank left its group");
+  drop_unsent(peer);
   for (auto& connection : peers_[static_cast<std::size_t>(peer)].connections) {
     if (connection) connection->close(why);
+  }
+}
+
+void Core::drop_unsent(int peer) noexcept {
+  Peer& other = peers_[static_cast<std::size_t>(peer)];
+  const Error why = other.lost ? *other.lost
+                    : broken_  ? *broken_
+                               : Error(Blame::Cancelled, "the rank left its group");
+  for (auto& unsent : other.unsent) {
+    for (Unsent& message : std::exchange(unsent, {})) message.completion.fail(why);
   }
 }
 

@@ -21,13 +21,16 @@
 #include <weft/transport/mesh/collectives.h>
 #include <weft/transport/mesh/events.h>
 #include <weft/transport/mesh/messages.h>
+#include <weft/transport/mesh/openings.h>
 #include <weft/transport/transport.h>
 
 namespace weft::transport::mesh {
 
 class Core final : public std::enable_shared_from_this<Core> {
  public:
-  Core(const JoinOptions& options, std::string backend, Chooser chooser = choose);
+  // Without `openings` the connections are those of the Adopted events.
+  Core(const JoinOptions& options, std::string backend, Chooser chooser = choose,
+       std::shared_ptr<Openings> openings = nullptr);
 
   const int rank;
   const int ranks;
@@ -47,11 +50,16 @@ class Core final : public std::enable_shared_from_this<Core> {
   std::shared_ptr<HostFlag> flag() const;
   // True once fail() has been called. Thread-safe.
   bool has_failed() const noexcept { return has_failed_.load(std::memory_order_acquire); }
+  // The transport that leads to a peer. Thread-safe.
+  std::string transport_to(int peer) const;
   // Called by the handlers of a connection.
   void arrived(int peer, Traffic traffic, const Arrival& arrival) noexcept;
 
   // The functions below may be called only while an event is handled.
 
+  // Opens a connection that will be needed, unless it is open.
+  void expect(int peer, Traffic traffic, Openings::When when) noexcept;
+  // The message waits until its connection is open, see expect().
   Op send(int peer, Traffic traffic, const Header& header, const Slice& payload, Pin pin) noexcept;
   Op accept(int peer, Traffic traffic, const Slice& destination, Pin pin) noexcept;
   Op discard(int peer, Traffic traffic) noexcept;
@@ -78,8 +86,17 @@ class Core final : public std::enable_shared_from_this<Core> {
   Scratch scratch;
 
  private:
+  // A message whose connection is not open yet.
+  struct Unsent {
+    EncodedHeader header;
+    Slice payload;
+    Pin pin;
+    Completion completion;
+  };
   struct Peer {
     std::shared_ptr<Connection> connections[kConnectionsPerPair];
+    bool expected[kConnectionsPerPair] = {};
+    std::vector<Unsent> unsent[kConnectionsPerPair];
     std::optional<Traffic> ended;  // the first connection that ended
     EventLoop::Registration grace;
     std::optional<Error> lost;
@@ -101,6 +118,7 @@ class Core final : public std::enable_shared_from_this<Core> {
   void handle(One& event) noexcept;
   std::shared_ptr<Operation> fresh_operation();
   void on(event::Adopted& event);
+  void on(event::Unreachable& event);
   void on(event::Arrived& event);
   void on(event::Closed& event);
   void on(event::Called& event) { collectives_.call(std::move(event.operation)); }
@@ -119,9 +137,11 @@ class Core final : public std::enable_shared_from_this<Core> {
   // Closes the connections that still write into a failed operation's memory, and ends that
   // operation.
   void let_go() noexcept;
-  void tell(int peer) noexcept;
+  void tell(int peer, Traffic traffic) noexcept;
   void close(int peer) noexcept;
+  void drop_unsent(int peer) noexcept;
 
+  const std::shared_ptr<Openings> openings_;  // may be null
   std::vector<Peer> peers_;
   Collectives collectives_{*this};
   Messages messages_{*this};

@@ -54,6 +54,11 @@ struct Adopted {  // a connection is established
   Traffic traffic;
   std::shared_ptr<Connection> connection;
 };
+struct Unreachable {  // a connection could not be opened
+  int peer;
+  Traffic traffic;
+  Error why;
+};
 struct Arrived {
   int peer;
   Traffic traffic;
@@ -107,8 +112,9 @@ struct Asked {  // a query for unreceived messages; the flag is raised when the 
 
 }  // namespace event
 
-using Event = std::variant<event::Adopted, event::Arrived, event::Closed, event::Called,
-                           event::Ready, event::StepEnded, event::Posted, event::TransferEnded,
-                           event::Landed, event::Failed, event::Told, event::Tick, event::Asked>;
+using Event =
+    std::variant<event::Adopted, event::Unreachable, event::Arrived, event::Closed, event::Called,
+                 event::Ready, event::StepEnded, event::Posted, event::TransferEnded, event::Landed,
+                 event::Failed, event::Told, event::Tick, event::Asked>;
 
 }  // namespace weft::transport::mesh

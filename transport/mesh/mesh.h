@@ -14,10 +14,22 @@
 
 namespace weft::transport::mesh {
 
-// Collective: returns when all ranks have joined. Every rank listens, publishes its address in the
-// store and connects to all lower ranks. Blocks for at most options.timeout; must not be called
-// from inside a turn of the event loop. Throws Timeout, which names the ranks that did not join,
-// PeerLost, and the connector's errors.
+// Returns how to choose algorithms where rank 0 reaches all others by this transport; "" where it
+// needs several. Called on every rank with the same text.
+using ChooserOf = std::function<Chooser(const std::string& transport)>;
+
+// Collective: returns when all ranks have joined. Every rank listens and publishes its address in
+// the store (meeting.h); a connection is opened when it is first needed (openings.h). Blocks for at
+// most options.timeout; must not be called from inside a turn of the event loop. Throws Timeout,
+// which names the ranks that did not join, PeerLost, Unsupported for a rank that the connector
+// cannot reach, and the connector's errors.
+//
+// `backend` names the communicator, unless one transport of the connector leads to all ranks: then
+// that transport's name does.
+std::shared_ptr<Communicator> join(const std::shared_ptr<Connector>& connector,
+                                   const std::string& backend, const JoinOptions& options,
+                                   const ChooserOf& chooser_of);
+// The same over the transport's connector.
 std::shared_ptr<Communicator> join(Transport& transport, const JoinOptions& options,
                                    const Chooser& chooser = choose);
 

@@ -17,6 +17,7 @@ class MeshCommunicator final : public Communicator, public PointToPoint {
   ~MeshCommunicator() override;
 
   std::string_view backend() const override { return core_->backend; }
+  std::string transport(int peer) const override { return core_->transport_to(peer); }
   int rank() const override { return core_->rank; }
   int size() const override { return core_->ranks; }
   bool can_reduce(Dtype dtype, ReduceOp op) const override { return kernels::supports(op, dtype); }

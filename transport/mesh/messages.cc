@@ -61,6 +61,7 @@ void Messages::post_send(TransferPointer transfer) {
   if (transfer->peer == core_.rank) return send_to_self(transfer);
   const int peer = transfer->peer;
   if (core_.lost(peer)) return end(transfer, *core_.lost(peer));
+  core_.expect(peer, Traffic::Messages, Openings::When::Now);
   of(peer).waiting.push_back(std::move(transfer));
   go_on(peer);
 }
@@ -158,6 +159,8 @@ void Messages::post_recv(const TransferPointer& transfer) {
   }
   if (const Error* why = in_vain(*transfer)) return end(transfer, *why);
   receives_.push_back(transfer);
+  if (transfer->peer != kAnySource && transfer->peer != core_.rank)
+    core_.expect(transfer->peer, Traffic::Messages, Openings::When::Later);
 }
 
 // Returns the error for a receive that no rank can answer any more because its sender is lost; else

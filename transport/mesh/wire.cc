@@ -13,14 +13,11 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the wire's layout is this machine's");
 
-constexpr std::uint32_t kMagic = 0x6d746677;  // "wftm"
-constexpr std::uint16_t kVersion = 4;
-
 struct HelloLayout {
   std::uint32_t magic;
   std::uint16_t version;
   std::uint8_t traffic;
-  std::uint8_t zero;
+  std::uint8_t answer;
   std::uint32_t rank;
   std::uint32_t ranks;
   Secret secret;
@@ -50,7 +47,7 @@ std::array<std::byte, kHelloBytes> encode(const Hello& hello) {
   const HelloLayout layout{.magic = kMagic,
                            .version = kVersion,
                            .traffic = static_cast<std::uint8_t>(hello.traffic),
-                           .zero = 0,
+                           .answer = static_cast<std::uint8_t>(hello.answer),
                            .rank = hello.rank,
                            .ranks = hello.ranks,
                            .secret = hello.secret};
@@ -67,10 +64,13 @@ Result<Hello> decode_hello(Bytes header) {
     return refused("a hello of version " + std::to_string(layout.version) +
                    ", this process uses version " + std::to_string(kVersion));
   }
-  if (layout.traffic >= kConnectionsPerPair || layout.zero != 0)
+  if (layout.traffic >= kConnectionsPerPair)
     return refused("a hello for connection " + std::to_string(layout.traffic));
+  if (layout.answer > static_cast<std::uint8_t>(Answer::Crossed))
+    return refused("a hello with answer " + std::to_string(layout.answer));
   if (layout.rank >= layout.ranks) return refused("a hello of rank " + std::to_string(layout.rank));
-  return Hello{layout.secret, layout.rank, layout.ranks, static_cast<Traffic>(layout.traffic)};
+  return Hello{layout.secret, layout.rank, layout.ranks, static_cast<Traffic>(layout.traffic),
+               static_cast<Answer>(layout.answer)};
 }
 
 Training carried(const Training& training) {

@@ -28,12 +28,24 @@ constexpr int kConnectionsPerPair = 2;
 
 using Secret = std::array<std::byte, 16>;
 
+constexpr std::uint32_t kMagic = 0x6d746677;  // "wftm"
+constexpr std::uint16_t kVersion = 5;
+
+// What the sender of a hello does with the connection.
+enum class Answer : std::uint8_t {
+  Takes = 0,
+  // Refuses it: two ranks have connected to each other at once, and use the connection that the
+  // higher rank has made.
+  Crossed = 1,
+};
+
 // Both sides send one first, and accept nothing else before they have the other's.
 struct Hello {
   Secret secret{};  // the group's; a process that knows it has read the group's store
   std::uint32_t rank = 0;
   std::uint32_t ranks = 0;
   Traffic traffic = Traffic::Collectives;
+  Answer answer = Answer::Takes;
 };
 
 constexpr std::size_t kHelloBytes = 32;

@@ -108,6 +108,7 @@ class StagedCommunicator final : public Communicator,
   }
 
   std::string_view backend() const override { return host_->backend(); }
+  std::string transport(int peer) const override { return host_->transport(peer); }
   int rank() const override { return host_->rank(); }
   int size() const override { return host_->size(); }
   bool can_reduce(Dtype dtype, ReduceOp op) const override { return host_->can_reduce(dtype, op); }

@@ -15,7 +15,7 @@
 
 #include <weft/base/loop_flag.h>
 #include <weft/tests/harness/memory_bootstrap.h>
-#include <weft/transport/mesh/wire.h>
+#include <weft/transport/mesh/table.h>
 #include <weft/transport/transport.h>
 
 namespace weft::transport::inproc {
@@ -95,13 +95,13 @@ class ScriptedPeer {
   explicit ScriptedPeer(std::shared_ptr<Bootstrap> store) : store_(std::move(store)) {}
   ~ScriptedPeer() { close(); }
 
-  // Reads what rank 0 has published in the store, and publishes an empty address.
+  // Publishes its address, where it takes connections and sends nothing, and reads rank 0's.
   void meet() {
-    const auto secret = store_->get("mesh/secret", soon());
-    std::copy(secret.begin(), secret.end(), hello.secret.begin());
-    const auto address = store_->get("mesh/address/0", soon());
-    address_.assign(reinterpret_cast<const char*>(address.data()), address.size());
-    store_->set("mesh/address/1", {});
+    store_->set("mesh/address/1", encode_address(listener_->address()));
+    const auto table = decode_table(store_->get("mesh/table", soon()), 2);
+    ASSERT_TRUE(table) << table.error().what();
+    hello.secret = table.value().secret;
+    address_ = table.value().addresses[0];
     hello.rank = 1;
     hello.ranks = 2;
   }
@@ -180,6 +180,13 @@ class ScriptedPeer {
   std::deque<Message> seen_[kConnectionsPerPair];
   std::shared_ptr<EventLoop> loop_ = std::make_shared<EventLoop>("scripted");
   std::shared_ptr<Connection> connections_[kConnectionsPerPair];
+  std::mutex accepted_mutex_;
+  std::vector<std::shared_ptr<Connection>> accepted_;
+  const std::unique_ptr<Listener> listener_ = transport_->connector()->listen(
+      {.loop = loop_, .interface_address = {}, .accepted = [this](auto connection) {
+         std::lock_guard lock(accepted_mutex_);
+         accepted_.push_back(std::move(connection));
+       }});
 };
 
 }  // namespace weft::transport::mesh

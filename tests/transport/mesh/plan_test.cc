@@ -309,11 +309,17 @@ TEST_P(Gathers, GivesEveryRankAllParts) {
 
 INSTANTIATE_TEST_SUITE_P(Plans, Gathers, testing::Values(Algorithm::Direct, Algorithm::Ring));
 
-TEST(Plans, BarrierWaitsForEveryRank) {
+class Barriers : public testing::TestWithParam<Algorithm> {};
+
+TEST_P(Barriers, WaitForEveryRank) {
   for (int ranks = 2; ranks <= 17; ++ranks) {
+    World all(ranks, 0);
+    all.plan({.kind = Kind::Barrier}, {GetParam()});
+    all.run();
+    all.expect_all_done();
     for (int late = 0; late < ranks; ++late) {
       World world(ranks, 0);
-      world.plan({.kind = Kind::Barrier}, {Algorithm::Direct});
+      world.plan({.kind = Kind::Barrier}, {GetParam()});
       // One rank never enters: no rank may pass.
       for (Plan::Step& step : world.of(late).plan.steps()) ++step.waits_for;
       world.run();
@@ -328,6 +334,8 @@ TEST(Plans, BarrierWaitsForEveryRank) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Plans, Barriers, testing::Values(Algorithm::Direct, Algorithm::Tree));
 
 TEST(Plans, EveryChosenPlanCompletes) {
   for (const int ranks : {2, 3, 8, 9, 40}) {

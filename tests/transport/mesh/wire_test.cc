@@ -123,7 +123,7 @@ TEST(Wire, OnlyAWellFormedHelloRoundTrips) {
   EXPECT_EQ(back.value().rank, 2u);
   EXPECT_EQ(back.value().ranks, 3u);
   EXPECT_EQ(back.value().traffic, Traffic::Messages);
-  for (const std::size_t byte : {0u, 4u, 6u, 7u, 8u}) {  // magic, version, traffic, zero, rank
+  for (const std::size_t byte : {0u, 4u, 6u, 7u, 8u}) {  // magic, version, traffic, answer, rank
     auto wrong = bytes;
     wrong[byte] = std::byte{0x71};
     EXPECT_FALSE(decode_hello(wrong).ok()) << byte;

@@ -57,14 +57,14 @@ class TcpCutGroup : public testing::Test {
                                             const std::shared_ptr<EventLoop>& loop,
                                             milliseconds timeout,
                                             const Settings& settings = quick()) {
-    Tcp tcp(settings);
-    return tcp.join({.rank = rank,
-                     .size = 2,
-                     .group_name = "cut",
-                     .store = std::make_shared<harness::FileBootstrap>(folder),
-                     .timeout = timeout,
-                     .loop = loop,
-                     .interface_address = "10.77.7." + std::to_string(rank + 1)});
+    return std::make_shared<Tcp>(settings)->join(
+        {.rank = rank,
+         .size = 2,
+         .group_name = "cut",
+         .store = std::make_shared<harness::FileBootstrap>(folder),
+         .timeout = timeout,
+         .loop = loop,
+         .interface_address = "10.77.7." + std::to_string(rank + 1)});
   }
   std::shared_ptr<Communicator> join(milliseconds timeout, const Settings& settings = quick()) {
     return join(0, folder_.path(), loop, timeout, settings);

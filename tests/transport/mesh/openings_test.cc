@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// When a mesh opens connections, and which one it keeps if two ranks connect to each other at once.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <numeric>
+
+#include <weft/tests/transport/mesh/mesh_ranks.h>
+#include <weft/transport/inproc/faults.h>
+
+namespace weft::transport::mesh {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// The ranks of a group; the test's thread calls their communicators.
+class Group {
+ public:
+  explicit Group(int ranks) : communicators(static_cast<std::size_t>(ranks)) {
+    const auto store = std::make_shared<harness::MemoryBootstrap>();
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const JoinOptions options = options_of(rank, ranks, store);
+      loops.push_back(options.loop);
+      threads.emplace_back([this, rank, options] {
+        try {
+          communicators[static_cast<std::size_t>(rank)] = join_inproc(options);
+        } catch (const std::exception& error) {
+          ADD_FAILURE() << "rank " << rank << ": " << error.what();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    settle();
+  }
+
+  PointToPoint& messages(std::size_t rank) { return *communicators[rank]->point_to_point(); }
+  // Returns when the loops have handled everything that has happened.
+  void settle() {
+    for (int round = 0; round < 8; ++round) {
+      for (const auto& loop : loops) {
+        const auto turned = std::make_shared<LoopFlag>(loop);
+        loop->post([turned] { turned->raise(); });
+        EXPECT_TRUE(turned->synchronize(soon()));
+      }
+    }
+  }
+
+  std::vector<std::shared_ptr<EventLoop>> loops;
+  std::vector<std::shared_ptr<Communicator>> communicators;
+};
+
+// Both directions of the connections that are made while it lives.
+class Links {
+ public:
+  explicit Links(bool held) {
+    inproc::on_link([this, held](const inproc::Faults& there, const inproc::Faults& back) {
+      if (held) {
+        there.hold_at(0);
+        back.hold_at(0);
+      }
+      std::lock_guard lock(mutex_);
+      ways_.push_back(there);
+      ways_.push_back(back);
+    });
+  }
+  ~Links() { inproc::on_link({}); }
+  std::size_t made() {
+    std::lock_guard lock(mutex_);
+    return ways_.size() / 2;
+  }
+  inproc::Faults way(std::size_t index) {
+    std::lock_guard lock(mutex_);
+    return ways_.at(index);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<inproc::Faults> ways_;
+};
+
+TEST(MeshOpenings, JoiningOpensATreeOfConnections) {
+  constexpr std::size_t kRanks = 16;
+  Links links(/*held=*/false);
+  Group group(kRanks);
+  // Both ends of an edge may connect, and an end again, if this machine is slow. All pairs would be
+  // 120, with two connections each.
+  EXPECT_GE(links.made(), kRanks - 1);
+  EXPECT_LE(links.made(), 3 * (kRanks - 1));
+}
+
+TEST(MeshOpenings, FirstMessageOpensItsConnection) {
+  Group group(3);  // ranks 1 and 2 are not connected after joining
+  std::vector<float> sent(4, 7), received(4);
+  Links links(/*held=*/false);
+  const Op send = group.messages(1).send(elements_of(sent, Dtype::Float32), 2, 0, Pin(), Fence());
+  group.settle();
+  EXPECT_EQ(links.made(), 1u);
+  const Op receive =
+      group.messages(2).recv(elements_of(received, Dtype::Float32), 1, 0, Pin(), Fence());
+  expect_done(send, "send");
+  expect_done(receive, "recv");
+  EXPECT_EQ(received, sent);
+  expect_done(group.messages(1).send(elements_of(sent, Dtype::Float32), 2, 0, Pin(), Fence()),
+              "the next send");
+  EXPECT_EQ(links.made(), 1u);
+}
+
+// The four directions of the two connections are released in each order.
+TEST(MeshOpenings, RanksThatConnectAtOnceKeepTheHigherOnes) {
+  std::array<std::size_t, 4> order{};
+  std::iota(order.begin(), order.end(), 0);
+  do {
+    Group group(2);
+    std::vector<float> numbers(16, 1), from_0(16), from_1(16);
+    const Elements sent = elements_of(numbers, Dtype::Float32);
+    Links links(/*held=*/true);
+    std::vector<Op> ops;
+    ops.push_back(group.messages(0).send(sent, 1, 0, Pin(), Fence()));
+    ops.push_back(group.messages(1).send(sent, 0, 0, Pin(), Fence()));
+    group.settle();
+    ASSERT_GE(links.made(), 2u);
+    for (const std::size_t way : order) {
+      links.way(way).release();
+      group.settle();
+    }
+    ops.push_back(
+        group.messages(0).recv(elements_of(from_1, Dtype::Float32), 1, 0, Pin(), Fence()));
+    ops.push_back(
+        group.messages(1).recv(elements_of(from_0, Dtype::Float32), 0, 0, Pin(), Fence()));
+    const std::string text = "in order " + testing::PrintToString(order);
+    for (const Op& op : ops) expect_done(op, text);
+    EXPECT_EQ(from_0, numbers) << text;
+    EXPECT_EQ(from_1, numbers) << text;
+    // All that follows goes over the connection that rank 1 has made, the second. (On a machine
+    // that stops for a second rank 0 connects once more, in vain.)
+    group.settle();
+    std::vector<std::uint64_t> before;
+    for (std::size_t way = 0; way < 2 * links.made(); ++way)
+      before.push_back(links.way(way).written());
+    for (const std::size_t from : {0, 1}) {
+      const Op receive = group.messages(1 - from).recv(elements_of(from_0, Dtype::Float32),
+                                                       static_cast<int>(from), 1, Pin(), Fence());
+      expect_done(group.messages(from).send(sent, static_cast<int>(1 - from), 1, Pin(), Fence()),
+                  text);
+      expect_done(receive, text);
+    }
+    for (std::size_t way = 0; way < before.size(); ++way) {
+      const bool is_used = way == 2 || way == 3;
+      EXPECT_EQ(links.way(way).written() > before[way], is_used) << text << ", way " << way;
+    }
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST(MeshOpenings, RankThatHasLeftIsNamed) {
+  Group group(3);
+  group.communicators[2].reset();
+  std::vector<float> numbers(4);
+  const Elements data = elements_of(numbers, Dtype::Float32);
+  for (const Op& op : {group.messages(1).recv(data, 2, 0, Pin(), Fence()),
+                       group.messages(1).send(data, 2, 0, Pin(), Fence())}) {
+    const Error error = expect_failed(op, "a message to a rank that has left");
+    EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+    EXPECT_THAT(error.text(), HasSubstr("rank 2 is lost"));
+    EXPECT_THAT(error.ranks(), ElementsAre(2));
+  }
+  expect_done(group.messages(1).send(data, 0, 0, Pin(), Fence()), "a message to another rank");
+}
+
+TEST(MeshOpenings, ReceiverOfALostRankNeedNotSend) {
+  Group group(3);
+  group.communicators[2].reset();
+  std::vector<float> numbers(4);
+  const Op op = group.messages(1).recv(elements_of(numbers, Dtype::Float32), 2, 0, Pin(), Fence());
+  EXPECT_EQ(expect_failed(op, "recv").blame(), Blame::PeerLost);
+}
+
+TEST(MeshOpenings, FailureReachesRanksWithoutAConnection) {
+  Group group(3);
+  group.communicators[1]->abort(Error(Blame::Cancelled, "enough"));
+  std::vector<float> numbers(4);
+  const Op op = group.messages(2).recv(elements_of(numbers, Dtype::Float32), 1, 0, Pin(), Fence());
+  EXPECT_THAT(expect_failed(op, "recv").text(), HasSubstr("enough"));
+}
+
+TEST(MeshOpenings, TransportOfEveryPeerIsNamed) {
+  Group group(3);
+  for (const int peer : {0, 1, 2}) EXPECT_EQ(group.communicators[1]->transport(peer), "inproc");
+}
+
+}  // namespace
+}  // namespace weft::transport::mesh

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// The opening of a mesh's connections. A pair of ranks connects when one of them first needs the
+// other, so joining opens few connections, and ranks that never talk to each other have none.
+//
+// Either rank may connect. If both do at once, they use the connection of the higher rank: it
+// refuses the lower rank's by an answer (Answer::Crossed), and the lower rank, which takes in the
+// higher rank's, drops its own. Nothing is sent on a connection before both sides have greeted each
+// other, so no message is lost with one that is dropped.
+//
+// A peer is trusted that sends a hello with the group's secret; other connections are closed, with
+// a warning in the log.
+//
+// The group's Core owns it. Thread-safe; nothing blocks.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <weft/base/mutex.h>
+#include <weft/transport/mesh/table.h>
+#include <weft/transport/transport.h>
+
+namespace weft::transport::mesh {
+
+class Core;
+
+class Openings final : public std::enable_shared_from_this<Openings> {
+ public:
+  // When a connection is opened that this rank needs.
+  enum class When {
+    Now,
+    // The peer is likely to connect: this rank does so only if the peer has not done it in a
+    // moment. So two ranks that need each other at once seldom both connect.
+    Later,
+  };
+
+  // Listens. Connections that arrive wait until begin(). `place` begins the log's lines. Throws the
+  // connector's errors.
+  static std::shared_ptr<Openings> make(std::shared_ptr<Connector> connector,
+                                        const JoinOptions& options, const std::string& place);
+  ~Openings();
+  std::string address() const { return listener_->address(); }
+
+  // Takes connections in, and hands them to `core`. Until joined() is called, `joining` limits
+  // connecting; afterwards the group's timeout does.
+  void begin(Table table, const std::shared_ptr<Core>& core, Deadline joining);
+  void joined();
+  // Opens the connection to a peer unless that has been done or is under way. Core then gets an
+  // event::Adopted or event::Unreachable.
+  void open(int peer, Traffic traffic, When when) noexcept;
+  // Ends listening, and connections that are not a rank's yet.
+  void close() noexcept;
+
+  // The transport that leads to a peer: that of its connection, or the one that would be used;
+  // empty if the connector has only one.
+  std::string transport_to(int peer) const;
+  // The peers to which connections are being opened.
+  std::vector<int> pending() const;
+
+ private:
+  // The other end of a connection that has not greeted yet.
+  struct Guest {
+    std::shared_ptr<Connection> connection;  // until greeted; then the core owns it
+    int peer = -1;  // the rank that we connected to, or that has sent its hello
+    Traffic traffic = Traffic::Collectives;
+    bool is_ours = false;  // this rank has connected
+    bool greeted = false;
+    bool is_over = false;
+    EventLoop::Registration patience;  // time limit for the hello of a rank that has connected
+  };
+  using GuestPointer = std::shared_ptr<Guest>;
+  // What this rank knows of one connection to one peer.
+  struct Slot {
+    enum class State : std::uint8_t { Closed, Waits, Connects, Open };
+    State state = State::Closed;
+    GuestPointer ours;              // while this rank connects
+    EventLoop::Registration timer;  // while it waits for the peer to connect
+    std::string transport;          // once it is open
+  };
+  Slot& slot_of(int peer, Traffic traffic) WEFT_REQUIRES(mutex_);
+
+  Openings(std::shared_ptr<Connector> connector, const JoinOptions& options,
+           const std::string& place);
+  void connect(int peer, Traffic traffic) noexcept;
+  void wait_for(int peer, Traffic traffic, std::chrono::milliseconds time) WEFT_REQUIRES(mutex_);
+  void unreachable(int peer, Traffic traffic, const Error& why) noexcept;
+  // Takes in a connection that was accepted. Limits the time for its hello and the number of
+  // connections that have sent none.
+  void admit(std::shared_ptr<Connection> connection);
+  void receive(const GuestPointer& guest);
+  void greet(const GuestPointer& guest, const Arrival& arrival) noexcept;
+  void take_in(const GuestPointer& guest, const std::shared_ptr<Connection>& connection) noexcept;
+  void crossed(const GuestPointer& guest, bool is_told) noexcept;
+  // Why the sender of `hello` is not the expected rank; empty if it is.
+  std::optional<std::string> why_stranger(const Guest& guest, const Hello& hello)
+      WEFT_REQUIRES(mutex_);
+  void say_hello(Connection& connection, Traffic traffic, Answer answer = Answer::Takes);
+  void turn_away(const GuestPointer& guest, const std::string& why);
+  void gone(const GuestPointer& guest, const Error& why) noexcept;
+  void cannot_take_in(const Error& why) noexcept;
+  // Stops waiting for the guest and returns its connection, if it still has one.
+  std::shared_ptr<Connection> forget(const GuestPointer& guest) WEFT_REQUIRES(mutex_);
+
+  const std::shared_ptr<Connector> connector_;
+  const JoinOptions options_;
+  const std::string place_;
+  std::unique_ptr<Listener> listener_;
+
+  mutable Mutex mutex_;
+  std::weak_ptr<Core> core_ WEFT_GUARDED_BY(mutex_);
+  Table table_ WEFT_GUARDED_BY(mutex_);  // empty until begin()
+  std::optional<Deadline> joining_ WEFT_GUARDED_BY(mutex_);
+  // Before begin(): connections that were accepted, and why others were not.
+  std::deque<std::shared_ptr<Connection>> early_ WEFT_GUARDED_BY(mutex_);
+  std::optional<Error> short_ WEFT_GUARDED_BY(mutex_);
+  std::vector<GuestPointer> guests_ WEFT_GUARDED_BY(mutex_);  // not greeted yet
+  std::vector<Slot> slots_ WEFT_GUARDED_BY(mutex_);           // by peer and Traffic
+  bool has_begun_ WEFT_GUARDED_BY(mutex_) = false;
+  bool closed_ WEFT_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace weft::transport::mesh

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the ranks of a mesh tell each other through the store before they are connected: each rank
+// its address, and rank 0 all other ranks the table of all addresses. The decoders check every
+// field, because another version of Weft, or another program, may have written it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <weft/transport/mesh/wire.h>
+
+namespace weft::transport::mesh {
+
+struct Table {
+  Secret secret{};
+  // The transport that leads from rank 0 to every other rank; empty if there are several.
+  std::string transport;
+  std::vector<std::string> addresses;  // by rank
+};
+
+constexpr std::size_t kMaxAddress = 8192;  // bytes of one address
+constexpr std::size_t kMaxName = 32;       // bytes of a transport's name
+
+std::vector<std::byte> encode_address(const std::string& address);
+Result<std::string> decode_address(Bytes bytes);
+
+std::vector<std::byte> encode(const Table& table);
+// Encodes, in place of a table, why rank 0 refuses a rank; cuts the text to kMaxText.
+std::vector<std::byte> encode_refusal(const std::string& why);
+// Returns an error for bytes that are not a table of `ranks` addresses; for a refusal, an error
+// with its text.
+Result<Table> decode_table(Bytes bytes, int ranks);
+
+}  // namespace weft::transport::mesh
