@@ -32,7 +32,7 @@ void say_once(const std::string& key, const std::string& text) {
 }
 
 // Why a better transport is not used. For the log, reasons that differ only in the peer's address
-// are the same.
+// or in numbers (of processes, say) are the same.
 struct PassedOver {
   std::string transport;
   std::string reason;
@@ -44,6 +44,7 @@ struct PassedOver {
     std::string key = reason;
     if (const auto at = key.find(address); !address.empty() && at != std::string::npos)
       key.erase(at, address.size());
+    std::erase_if(key, [](char letter) { return letter >= '0' && letter <= '9'; });
     say_once(begin + key, begin + reason);
   }
 };
@@ -83,6 +84,12 @@ Routes::Routes(const std::vector<std::string>& names) : chosen_(!names.empty()) 
   });
 }
 
+Routes Routes::over(std::vector<std::shared_ptr<Transport>> transports) {
+  Routes routes{None()};
+  routes.transports_ = std::move(transports);
+  return routes;
+}
+
 std::vector<Offer> Routes::listen(const ListenOptions& options) {
   std::vector<Offer> offers;
   std::optional<Error> first;
@@ -105,37 +112,71 @@ std::vector<Offer> Routes::listen(const ListenOptions& options) {
 
 void Routes::close() { listeners_.clear(); }
 
-std::shared_ptr<Connection> Routes::connect(const std::vector<Offer>& offers,
-                                            const ConnectOptions& options,
-                                            const Failed& failed) const {
+// The transport for a peer, and why better ones are not used.
+struct Routes::Found {
+  Transport* transport = nullptr;  // null if none reaches the peer
+  std::string address;
+  bool has_failed = false;  // it is used only because no other is left
   std::vector<PassedOver> better;
-  Connector* last_resort = nullptr;
-  std::string its_address;
+
+  std::string why() const {
+    std::string text;
+    for (const PassedOver& one : better) text += (text.empty() ? "" : "; ") + one.text();
+    return text;
+  }
+};
+
+Routes::Found Routes::find(const std::vector<Offer>& offers, const Failed& failed) const {
+  Found found;
   for (const auto& transport : transports_) {
     const std::string name(transport->name());
     const auto offer = std::find_if(offers.begin(), offers.end(),
                                     [&](const Offer& one) { return one.transport == name; });
     if (offer == offers.end()) {
-      better.push_back({name, "the peer does not offer it", {}});
+      found.better.push_back({name, "the peer does not offer it", {}});
     } else if (const auto reason = transport->connector()->why_unreachable(offer->address)) {
-      better.push_back({name, *reason, offer->address});
+      found.better.push_back({name, *reason, offer->address});
     } else if (const auto known = failed.find(name); known != failed.end()) {
-      better.push_back({name, "it has failed: " + known->second, offer->address});
-      if (last_resort == nullptr) {
-        last_resort = transport->connector();
-        its_address = offer->address;
-      }
+      found.better.push_back({name, "it has failed: " + known->second, offer->address});
+      if (found.transport != nullptr) continue;
+      found.transport = transport.get();
+      found.address = offer->address;
+      found.has_failed = true;
     } else {
-      for (const PassedOver& one : better) one.say(name);
-      return transport->connector()->connect(offer->address, options);
+      found.transport = transport.get();
+      found.address = offer->address;
+      found.has_failed = false;
+      break;
     }
   }
-  if (last_resort != nullptr) return last_resort->connect(its_address, options);
-  std::string why;
-  for (const PassedOver& one : better) why += (why.empty() ? "" : "; ") + one.text();
-  throw Error(Blame::Unsupported,
-              "no transport reaches the peer (" + why + "); this process has " + list(names()) +
-                  (chosen_ ? ", as chosen: choose others, or leave the choice open" : ""));
+  return found;
+}
+
+std::shared_ptr<Connection> Routes::connect(const std::vector<Offer>& offers,
+                                            const ConnectOptions& options,
+                                            const Failed& failed) const {
+  const Found found = find(offers, failed);
+  if (found.transport == nullptr) {
+    throw Error(Blame::Unsupported,
+                "no transport reaches the peer (" + found.why() + "); this process has " +
+                    list(names()) +
+                    (chosen_ ? ", as chosen: choose others, or leave the choice open" : ""));
+  }
+  if (!found.has_failed) {
+    for (const PassedOver& one : found.better) one.say(std::string(found.transport->name()));
+  }
+  return found.transport->connector()->connect(found.address, options);
+}
+
+std::string Routes::transport_to(const std::vector<Offer>& offers) const {
+  const Found found = find(offers, {});
+  return found.transport == nullptr ? std::string() : std::string(found.transport->name());
+}
+
+std::optional<std::string> Routes::why_unreachable(const std::vector<Offer>& offers) const {
+  const Found found = find(offers, {});
+  if (found.transport != nullptr) return std::nullopt;
+  return "no transport reaches it (" + found.why() + ")";
 }
 
 std::vector<std::string> Routes::names() const {

@@ -24,6 +24,8 @@ class Routes {
   // point-to-point transports that can be used here. Throws Caller for a name that does not exist
   // or has no connections, Unsupported with the reason for one that cannot be used.
   explicit Routes(const std::vector<std::string>& names = {});
+  // Uses these transports, which have connections, in this order of preference.
+  static Routes over(std::vector<std::shared_ptr<Transport>> transports);
 
   // Listens on every transport. The listeners live as long as this object, or until close().
   // Settings that a transport needs beyond `options` come from the environment. Throws as
@@ -39,10 +41,20 @@ class Routes {
                                       const ConnectOptions& options,
                                       const Failed& failed = {}) const;
 
+  // The name of the transport that connect() uses for these offers; empty if none reaches the peer.
+  std::string transport_to(const std::vector<Offer>& offers) const;
+  // The error of connect(), for each offer; nothing if a transport may reach the peer.
+  std::optional<std::string> why_unreachable(const std::vector<Offer>& offers) const;
+
   // The transports' names, best first.
   std::vector<std::string> names() const;
 
  private:
+  struct None {};
+  explicit Routes(None) {}
+  struct Found;
+  Found find(const std::vector<Offer>& offers, const Failed& failed) const;
+
   std::vector<std::shared_ptr<Transport>> transports_;  // best first
   std::vector<std::unique_ptr<Listener>> listeners_;
   bool chosen_ = false;  // the caller named the transports

@@ -1,188 +1,144 @@
 // SPDX-License-Identifier: Apache-2.0
-// The default backend for host memory. It has no connections of its own: the ranks of a group agree
-// on another transport and join over it. They use shm if each rank reaches all others by it, else
-// tcp.
-//
-// Store keys of a group that joins: "weft/shm/RANK" is that rank's offer (a byte that says whether
-// shm can be used there, then the address of a listener of its own, or the reason);
-// "weft/transport" is rank 0's decision.
-#include <algorithm>
+// The default backend for host memory: a mesh whose pairs of ranks each use their own transport.
+// Of those that both ranks of a pair can use, that is shm (within a host), else verbs, else tcp. A
+// rank listens on all of them, and publishes all their addresses as one (offers.h).
+#include <map>
 
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
+#include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
+#include <weft/transport/routes.h>
+#include <weft/transport/weft/offers.h>
 
 namespace weft::transport::weft {
 
 namespace {
 
 constexpr const char* kShared = "shm";
-constexpr const char* kNetwork = "tcp";
-constexpr const char* kDecisionKey = "weft/transport";
-constexpr char kUsable = '+';
-constexpr char kUnusable = '-';
-constexpr std::size_t kLongest = 4096;  // characters of an offer
+// Best first.
+constexpr const char* kTransports[] = {kShared, "verbs", "tcp"};
+constexpr std::size_t kMostNamed = 16;  // ranks that a line of the log names
 
-std::string offer_key(int rank) { return "weft/shm/" + std::to_string(rank); }
+// Listens on each transport that can.
+class OnEach final : public Listener {
+ public:
+  OnEach(const std::vector<std::shared_ptr<Transport>>& transports, const ListenOptions& options) {
+    std::string why;
+    for (const auto& transport : transports) {
+      const std::string name(transport->name());
+      try {
+        auto listener = transport->connector()->listen(options);
+        offers_.push_back({name, listener->address()});
+        listeners_.push_back(std::move(listener));
+      } catch (const Error& error) {
+        // Another transport would not be the user's choice, if this one is only short of something.
+        if (error.blame() == Blame::Busy) throw;
+        log::info("backend 'weft' does not use " + name + ": " + error.text());
+        why += (why.empty() ? "" : "; ") + name + ": " + error.text();
+      }
+    }
+    if (offers_.empty()) throw Error(Blame::Unsupported, "no transport can listen: " + why);
+  }
+  std::string address() const override { return encode(offers_); }
 
-Bootstrap::Bytes bytes_of(const std::string& text) {
-  const auto* const bytes = reinterpret_cast<const std::byte*>(text.data());
-  return {bytes, bytes + text.size()};
-}
-
-std::string text_of(const Bootstrap::Bytes& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), std::min(bytes.size(), kLongest)};
-}
-
-// A transport, or the reason why it cannot be used here.
-struct Way {
-  std::shared_ptr<Transport> transport;
-  std::string why_not;
+ private:
+  std::vector<std::unique_ptr<Listener>> listeners_;
+  std::vector<Offer> offers_;
 };
 
-// Throws Busy if this process is short of descriptors or memory: falling back to the other
-// transport then is not the user's choice.
-Way way(const char* name) {
-  try {
-    return {open(name), {}};
-  } catch (const Error& error) {
-    if (error.blame() == Blame::Busy) throw;
-    return {nullptr, error.text()};
+// Connects each pair of ranks by its best transport.
+class Pairs final : public Connector {
+ public:
+  explicit Pairs(std::vector<std::shared_ptr<Transport>> transports)
+      : transports_(std::move(transports)), routes_(Routes::over(transports_)) {}
+
+  Capabilities capabilities() const override {
+    return transports_.back()->connector()->capabilities();
   }
+  int preference() const override { return -1; }
+  std::optional<std::string> why_unreachable(const std::string& address) const override {
+    const auto offers = decode(address);
+    return offers ? routes_.why_unreachable(offers.value()) : offers.error().text();
+  }
+  std::string transport_to(const std::string& address) const override {
+    const auto offers = decode(address);
+    return offers ? routes_.transport_to(offers.value()) : std::string();
+  }
+  std::unique_ptr<Listener> listen(const ListenOptions& options) override {
+    return std::make_unique<OnEach>(transports_, options);
+  }
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      const ConnectOptions& options) override {
+    const auto offers = decode(address);
+    if (!offers) throw offers.error();
+    return routes_.connect(offers.value(), options);
+  }
+
+ private:
+  const std::vector<std::shared_ptr<Transport>> transports_;
+  const Routes routes_;
+};
+
+std::string text_of(const Communicator& communicator) {
+  std::map<std::string, std::vector<int>> ranks;
+  for (int peer = 0; peer < communicator.size(); ++peer) {
+    if (peer != communicator.rank()) ranks[communicator.transport(peer)].push_back(peer);
+  }
+  std::string text;
+  for (const auto& [transport, peers] : ranks) {
+    text +=
+        (text.empty() ? "" : ", ") + transport + " to " +
+        (peers.size() <= kMostNamed ? ranks_text(peers) : std::to_string(peers.size()) + " ranks");
+  }
+  return text;
 }
 
 class Weft final : public Transport {
  public:
-  Weft(Way shared, Way network) : shared_(std::move(shared)), network_(std::move(network)) {}
+  Weft(std::vector<std::shared_ptr<Transport>> transports, std::vector<std::string> lines)
+      : pairs_(std::make_shared<Pairs>(std::move(transports))), lines_(std::move(lines)) {}
 
   std::string_view name() const override { return "weft"; }
-  std::vector<std::string> describe() const override {
-    return {
-        shared_.transport ? "between ranks that share a host: shm" : "no shm: " + shared_.why_not,
-        network_.transport ? "between hosts: tcp" : "no tcp: " + network_.why_not};
-  }
+  std::vector<std::string> describe() const override { return lines_; }
   bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
 
   std::shared_ptr<Communicator> join(const JoinOptions& options) override {
-    if (options.size == 1) return (shared_.transport ? shared_ : network_).transport->join(options);
-    const std::string taken = agree(options, Deadline::in(options.timeout));
-    const Way& chosen = taken == kShared ? shared_ : network_;
-    if (!chosen.transport) {
-      throw Error(Blame::Unsupported, "joining " + place_of(options, name()) +
-                                          ": the ranks agreed on " + taken +
-                                          ", which cannot be used on this rank: " + chosen.why_not);
-    }
-    auto joined = chosen.transport->join(options);
-    tidy(options);
+    auto joined = mesh::join(pairs_, "weft", options, [](const std::string& transport) {
+      return transport == kShared ? mesh::choose_in_cache : mesh::choose;
+    });
+    if (options.rank == 0 && options.size > 1)
+      log::info("group '" + options.group_name + "' of " + std::to_string(options.size) +
+                " ranks: rank 0 uses " + text_of(*joined));
     return joined;
   }
 
  private:
-  // Blocks until rank 0 has read all offers. Throws Timeout, naming the ranks that made none.
-  std::string agree(const JoinOptions& options, Deadline deadline) {
-    std::unique_ptr<Listener> listener;  // lives until rank 0 has checked that it can be reached
-    options.store->set(offer_key(options.rank), bytes_of(offer(options, listener)));
-    try {
-      if (options.rank == 0) {
-        const std::string decision = decide(options, deadline);
-        options.store->set(kDecisionKey, bytes_of(decision));
-        return decision;
-      }
-      const std::string decision = text_of(options.store->get(kDecisionKey, deadline));
-      if (decision == kShared || decision == kNetwork) return decision;
-      throw Error(
-          Blame::PeerLost,
-          "joining " + place_of(options, name()) +
-              ": rank 0 chose a transport that this rank does not know; run the same version of "
-              "Weft on all ranks");
-    } catch (const Error& error) {
-      if (error.blame() != Blame::Timeout) throw;
-      throw Error(Blame::Timeout,
-                  "joining " + place_of(options, name()) + ": not all ranks came within " +
-                      ::weft::describe(options.timeout) + "; missing: rank " + missing(options));
-    }
-  }
-
-  std::string offer(const JoinOptions& options, std::unique_ptr<Listener>& listener) {
-    if (!shared_.transport) return kUnusable + shared_.why_not;
-    try {
-      listener = shared_.transport->connector()->listen(
-          {.loop = options.loop,
-           .interface_address = "",
-           .accepted = [](std::shared_ptr<Connection> stranger) {
-             stranger->close(Error(Blame::Cancelled, "this listener accepts no connections"));
-           }});
-      return kUsable + listener->address();
-    } catch (const Error& error) {
-      if (error.blame() == Blame::Busy) throw error.within("joining " + place_of(options, name()));
-      return kUnusable + error.text();
-    }
-  }
-
-  std::string decide(const JoinOptions& options, Deadline deadline) {
-    std::string reason;
-    for (int rank = 0; rank < options.size; ++rank) {
-      const std::string offered = text_of(options.store->get(offer_key(rank), deadline));
-      const auto why = why_not_shared(offered);
-      if (why && reason.empty()) reason = "rank " + std::to_string(rank) + ": " + *why;
-    }
-    const char* const taken = reason.empty() ? kShared : kNetwork;
-    log::info(
-        "group '" + options.group_name + "' of " + std::to_string(options.size) + " ranks uses " +
-        taken +
-        (reason.empty() ? ", because all ranks share this host" : ", not shm (" + reason + ")"));
-    return taken;
-  }
-
-  std::optional<std::string> why_not_shared(const std::string& offered) const {
-    if (!shared_.transport) return shared_.why_not;
-    if (offered.empty() || offered.front() != kUsable)
-      return offered.substr(std::min<std::size_t>(1, offered.size()));
-    return shared_.transport->connector()->why_unreachable(offered.substr(1));
-  }
-
-  static std::string missing(const JoinOptions& options) {
-    std::string ranks;
-    for (int rank = 0; rank < options.size; ++rank) {
-      try {
-        if (options.store->exists(offer_key(rank))) continue;
-      } catch (const std::exception&) {  // a store that has ended says nothing about the rank
-        continue;
-      }
-      ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-    }
-    return ranks.empty() ? "0, which has not announced the chosen transport" : ranks;
-  }
-
-  // Erases the keys: all ranks have joined, so all have read them.
-  static void tidy(const JoinOptions& options) noexcept {
-    if (options.rank != 0) return;
-    try {
-      options.store->erase(kDecisionKey);
-      for (int rank = 0; rank < options.size; ++rank) options.store->erase(offer_key(rank));
-    } catch (const std::exception& error) {
-      log::debug("group '" + options.group_name +
-                 "': the store has already ended: " + error.what());
-    }
-  }
-
-  const Way shared_, network_;
+  const std::shared_ptr<Pairs> pairs_;
+  const std::vector<std::string> lines_;
 };
 
 }  // namespace
 
 Result<std::shared_ptr<Transport>> open() {
-  Way shared, network;
-  try {
-    shared = way(kShared);
-    network = way(kNetwork);
-  } catch (const Error& error) {
-    return error;
+  std::vector<std::shared_ptr<Transport>> transports;
+  std::vector<std::string> lines;
+  std::string why;
+  for (const std::string name : kTransports) {
+    try {
+      transports.push_back(transport::open(name));
+      lines.push_back((name == kShared ? "between ranks that share a host: " : "between hosts: ") +
+                      name);
+    } catch (const Error& error) {
+      // Another transport would not be the user's choice, if this one is only short of something.
+      if (error.blame() == Blame::Busy) return error;
+      lines.push_back("no " + name + ": " + error.text());
+      why += (why.empty() ? "" : "; ") + name + ": " + error.text();
+    }
   }
-  if (!shared.transport && !network.transport) {
-    return Error(Blame::Unsupported, "neither shm (" + shared.why_not + ") nor tcp (" +
-                                         network.why_not + ") can be used");
-  }
-  return std::shared_ptr<Transport>(std::make_shared<Weft>(std::move(shared), std::move(network)));
+  if (transports.empty())
+    return Error(Blame::Unsupported, "none of its transports can be used: " + why);
+  return std::shared_ptr<Transport>(std::make_shared<Weft>(std::move(transports), lines));
 }
 
 }  // namespace weft::transport::weft

@@ -27,6 +27,7 @@ std::vector<std::string> joining_backends() {
   auto names = connecting_backends();
   std::erase_if(names,
                 [](const std::string& name) { return why_within_the_process(name).has_value(); });
+  names.emplace_back("weft");  // it has connections of these
   return names;
 }
 

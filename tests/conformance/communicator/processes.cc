@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,6 +45,7 @@ void Processes::run_ranks(const std::function<void(Rank&)>& join,
                           const std::function<void(Rank&)>& body) const {
   std::string folder = std::filesystem::temp_directory_path() / "weft-claims-XXXXXX";
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  ::chmod(folder.c_str(), 0777);  // a setting may change a rank's user
   std::vector<pid_t> processes;
   for (int number = 0; number < ranks_; ++number) {
     const auto be = [&, number] {
