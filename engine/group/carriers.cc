@@ -81,6 +81,12 @@ c10::Device Carriers::host_values_device() const {
   return carries(c10::kCPU) ? c10::Device(c10::kCPU) : options_.device;
 }
 
+std::string Carriers::transport(int peer) const {
+  const Carrier& carrier = of(barrier_device());
+  MutexLock lock(mutex_);
+  return carrier.communicator ? carrier.communicator->transport(peer) : carrier.backend;
+}
+
 c10::Device Carriers::barrier_device() const {
   return carries(options_.device.type()) ? options_.device : c10::Device(c10::kCPU);
 }

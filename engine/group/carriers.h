@@ -42,6 +42,8 @@ class Carriers {
   // The backends of this rank in the form of parse_backends(), with the fallback where it replaced
   // a default.
   std::string names() const;
+  // The transport that carries tensors of the group's device to a rank of the group.
+  std::string transport(int peer) const;
   // The device of barriers: the group's device if a backend carries it, else the host.
   c10::Device barrier_device() const;
   // The device on which host values travel (counts, orders, bytes): the host if a backend carries

@@ -230,6 +230,10 @@ c10::Device ProcessGroup::device() const { return core().options.device; }
 std::string ProcessGroup::backend(c10::Device device) const {
   return core().carriers.of(device).backend;
 }
+std::string ProcessGroup::transport(int peer) const {
+  core().options.check_rank(peer, "transport: peer");
+  return core().carriers.transport(peer);
+}
 std::vector<std::string> ProcessGroup::waiting_for() const {
   return core().options.job->waits->waiting_for(core().options.name);
 }

@@ -301,6 +301,17 @@ TEST_P(Handle, ErrorGivesTheRankThatLeft) {
 class MeshHandle : public Handle {};
 INSTANTIATE_TEST_SUITE_P(, MeshHandle, testing::Values("tcp", "shm"), backend_name);
 
+TEST_P(MeshHandle, TransportToEveryRankIsNamed) {
+  run(3, [](ProcessGroup& group) {
+    for (int peer = 0; peer < 3; ++peer) EXPECT_EQ(group.transport(peer), GetParam());
+    EXPECT_EQ(group.new_group({0, 1, 2}, {.backend = "weft"}).transport(2), "shm");
+    for (const int wrong : {-1, 3})
+      EXPECT_EQ(error_of([&] { static_cast<void>(group.transport(wrong)); }).blame(),
+                Blame::Caller);
+    group.barrier().wait();
+  });
+}
+
 TEST_P(MeshHandle, CollectiveGivesTheAbsentRanks) {
   run(3, [](ProcessGroup& group) {
     auto other = group.new_group({0, 1, 2}, {.timeout = seconds(4)});  // also limits joining
