@@ -11,7 +11,7 @@ namespace weft::group {
 
 namespace {
 
-constexpr std::size_t kMostCalls = 1024;  // length of another rank's text about differing calls
+constexpr std::size_t kMostHeard = 1024;  // characters of another rank's text that are shown
 
 // The state of membership's callbacks, which may outlive the group.
 struct Heard {
@@ -25,7 +25,10 @@ struct Heard {
     return found == members.end() ? -1 : static_cast<int>(found - members.begin());
   }
 
-  void lost(int rank, const std::string& how) const {
+  void lost(int rank, const std::string& how) const { lacks(rank, "is lost: " + how); }
+
+  // Breaks the group, which lacks that rank of the job from now on: "rank 1" with `how` behind it.
+  void lacks(int rank, const std::string& how) const {
     const int member = rank_in_group(rank);
     const auto core = group.lock();
     if (member < 0 || !core) return;
@@ -34,22 +37,46 @@ struct Heard {
     const char* const fix =
         rank == 0 ? "; restart the job"
                   : "; make a group of the living ranks with new_group, or restart the job";
-    core->failure.fail(
-        Error(Blame::PeerLost, "rank " + std::to_string(member) + " is lost: " + how + fix)
-            .with_ranks({member}));
+    core->failure.fail(Error(Blame::PeerLost, "rank " + std::to_string(member) + " " + how + fix)
+                           .with_ranks({member}));
   }
 
   void aborted(const Frame& abort) const {
-    if (abort.number == kLeftByException) {
-      ledger->on_gone(abort.rank);  // it leaves, and does not wait for the others to complete
-      return lost(abort.rank, abort.text);
+    const int member = rank_in_group(abort.rank);
+    if (member < 0) return;
+    const std::string who = "rank " + std::to_string(member);
+    const std::string text = abort.text.substr(0, kMostHeard);
+    switch (abort.number) {
+      case 0:
+        return fail(
+            Error(Blame::Cancelled, who + " aborted the group: " + text).with_ranks({member}));
+      case kCallsDiffer:
+        ledger->on_gone(abort.rank);  // it completes nothing more in this group
+        return fail(Error(Blame::Caller, text));
+      case kGaveUp:
+        ledger->on_gone(abort.rank);
+        if (const auto why = decode_reason(abort.text, static_cast<int>(members.size())))
+          return gave_up(abort.rank, *why);
+        return lacks(abort.rank, "left the group, which was broken");
+      default:
+        ledger->on_gone(abort.rank);  // it leaves, and does not wait for the others to complete
+        return lacks(abort.rank, text);
     }
-    if (abort.number == kCallsDiffer) {
-      ledger->on_gone(abort.rank);  // it completes nothing more in this group
-      return fail(Error(Blame::Caller, abort.text.substr(0, kMostCalls)));
-    }
-    const std::string who = "rank " + std::to_string(rank_in_group(abort.rank));
-    fail(Error(Blame::Cancelled, who + " aborted the group: " + abort.text));
+  }
+
+  // The rank has left the group, which `why` had broken there. That is the reason here too, unless
+  // it concerns that rank alone, or names this rank, which lives.
+  void gave_up(int rank, const Error& why) const {
+    const auto core = group.lock();
+    if (!core) return;
+    const std::vector<int> blamed = why.ranks();
+    const bool is_told =
+        why.blame() == Blame::Timeout ||
+        (why.blame() == Blame::PeerLost &&
+         std::find(blamed.begin(), blamed.end(), core->options.rank) == blamed.end());
+    if (!is_told) return lacks(rank, "left the group, which was broken: " + why.text());
+    ledger->on_lost(rank);
+    core->failure.fail_as_told(rank_in_group(rank), why);
   }
 
   void leaving(const Frame& frame) const {
@@ -79,8 +106,7 @@ Membership::Listener listener_of(const Heard& heard) {
   };
   listener.gone = [heard](int rank) {
     heard.ledger->on_gone(rank);
-    if (!heard.ledger->has_left(rank))
-      heard.lost(rank, "it left the job after its group had broken");
+    if (!heard.ledger->has_left(rank)) heard.lacks(rank, "left the job after its group had broken");
   };
   listener.alone = [ledger = heard.ledger] { ledger->on_alone(); };
   return listener;
@@ -100,6 +126,7 @@ WaitSource source_of(Core& core) {
     return alive ? alive->operations.progress()
                  : Progress{0, "no operation: it has left the group"};
   };
+  source.living = [ledger = core.ledger] { return ledger->living(); };
   source.call = [weak](std::uint64_t number) {
     const auto alive = weak.lock();
     return alive ? alive->operations.call(number) : std::nullopt;

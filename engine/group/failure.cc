@@ -9,6 +9,12 @@
 
 namespace weft::group {
 
+namespace {
+
+constexpr const char* kGivenUp = " has given up";  // behind the rank; transport/mesh says the same
+
+}  // namespace
+
 Failure::Failure(const CoreOptions& options, const trace::Member& member, const Ledger& ledger,
                  const std::enable_shared_from_this<Core>& owner)
     : options_(options), member_(member), ledger_(ledger), owner_(owner) {}
@@ -48,7 +54,8 @@ void Failure::fail(const Error& why, const std::function<void()>& tell) {
 void Failure::abort(const std::string& reason) {
   // A backend may pass this text on to other ranks.
   fail(Error(Blame::Cancelled,
-             "rank " + std::to_string(options_.rank) + " aborted the group: " + reason),
+             "rank " + std::to_string(options_.rank) + " aborted the group: " + reason)
+           .with_ranks({options_.rank}),
        [&] {
          options_.job->membership->send({FrameType::Abort, 0, 0, options_.name, reason});
        });
@@ -60,16 +67,33 @@ void Failure::differ(const std::string& how) {
   });
 }
 
-// The others hear of a loss or an abort anyway. But they may not know that this rank has run out of
-// time, and would wait for it when they leave. And a rank whose own part of a collective ended
-// before this rank refused its part would take this rank for lost.
+void Failure::fail_as_told(int from, const Error& why) {
+  if (why.blame() != Blame::Timeout) return fail(why);
+  {
+    MutexLock lock(mutex_);
+    if (!broken_) absent_ = Waits::Absent{why.ranks(), ""};
+  }
+  // The other rank may have been told itself.
+  const bool names_origin = why.text().find(kGivenUp) != std::string::npos;
+  fail(names_origin ? why : why.within("rank " + std::to_string(from) + kGivenUp));
+}
+
+// Without this, the others would blame this rank for leaving, and not the rank that broke the
+// group; they would wait for this rank when they leave; and a rank whose own part of a collective
+// ended before this rank refused its part would take this rank for lost.
 void Failure::tell_leaving() {
   MutexLock lock(mutex_);
-  if (broken_->blame() == Blame::Caller)
-    options_.job->membership->send({FrameType::Abort, 0, kCallsDiffer, options_.name, reason_});
-  if (broken_->blame() != Blame::Timeout) return;
-  options_.job->membership->send({FrameType::Abort, 0, kLeftByException, options_.name,
-                                  "it left the group because it ran out of time: " + reason_});
+  Frame frame{FrameType::Abort, 0, kGaveUp, options_.name, ""};
+  switch (broken_->blame()) {
+    case Blame::Cancelled: return;  // abort() has told all ranks
+    case Blame::Caller:
+      frame.number = kCallsDiffer;
+      frame.text = reason_;
+      break;
+    default:
+      frame.text = encode_reason(Error(broken_->blame(), reason_).with_ranks(broken_->ranks()));
+  }
+  options_.job->membership->send(std::move(frame));
 }
 
 void Failure::abort_on_failure(const std::shared_ptr<transport::Communicator>& communicator) {
@@ -171,6 +195,14 @@ Error Failure::explain(const Error& error) {
     broken_changed_.wait_for(lock, kLossIsTold,
                              [this]() WEFT_REQUIRES(mutex_) { return broken_.has_value(); });
     --asking_;
+    if (!broken_) {
+      // No news explains it, so it is itself the reason that breaks the group, and that this rank
+      // tells the others when it leaves.
+      const Error why = explained(error);
+      lock.unlock();
+      fail(why);
+      return why;
+    }
   }
   return explained(error);
 }
@@ -194,11 +226,14 @@ void Failure::explain_later(const Error& error, Explained done) {
 
 void Failure::explain_waiting() {
   std::vector<std::pair<Error, Explained>> waiting;
+  std::optional<Error> unexplained;
   {
     MutexLock lock(mutex_);
     waiting.swap(unexplained_);
     for (auto& [error, done] : waiting) error = explained(error);
+    if (!broken_ && !waiting.empty()) unexplained = waiting.front().first;
   }
+  if (unexplained) fail(*unexplained);  // as in explain()
   // Some are users' continuations, which may use this group, so they run neither under the caller's
   // locks nor on the loop.
   for (auto& [why, done] : waiting) {
@@ -212,14 +247,22 @@ Error Failure::explained(const Error& error) const {
     // The backend and the group may both report one loss, the group as "rank 1 is lost: how". Then
     // report it once, in the group's words.
     const std::string what = reason_.substr(0, reason_.find(": "));
-    if (reason_.ends_with(error.text()) || error.text().find(what) != std::string::npos)
+    const bool names_same = !error.ranks().empty() && error.ranks() == broken_->ranks();
+    if (names_same || reason_.ends_with(error.text()) ||
+        error.text().find(what) != std::string::npos)
       return *broken_;
     return broken_->with_text(broken_->text() + " (" + error.text() + ")");
   }
+  // A rank that has left is not to blame for the end of another's connection.
+  const std::vector<int> named = error.ranks();
+  const bool names_other = std::any_of(named.begin(), named.end(),
+                                       [this](int rank) { return !ledger_.member_has_left(rank); });
+  if (names_other) return error;
   if (const std::string left = ledger_.who_left(); !left.empty())
     return error.within(left).with_ranks(ledger_.leavers());
   if (options_.size != 2) return error;
-  return error.within("rank " + std::to_string(1 - options_.rank) + " is lost")
+  // Without news of its death, that rank may live.
+  return error.within("rank " + std::to_string(1 - options_.rank) + " cannot be reached")
       .with_ranks({1 - options_.rank});
 }
 
@@ -238,7 +281,10 @@ Error Failure::with_absent(const Error& timeout, const Wait& wait) {
     if (absent.text.empty() || error.text().find(absent.text) != std::string::npos) return error;
     return error.with_text(error.text() + "; " + absent.text).with_ranks(absent.ranks);
   };
-  if (broken_ && broken_->blame() == Blame::Timeout) broken_ = with(*broken_);
+  if (broken_ && broken_->blame() == Blame::Timeout) {
+    broken_ = with(*broken_);
+    reason_ = with(Error(Blame::Timeout, reason_)).text();
+  }
   return with(timeout);
 }
 

@@ -50,7 +50,11 @@ class Failure {
   void abort(const std::string& reason);
   // Breaks the group on all ranks because their calls differ.
   void differ(const std::string& how);
-  // Tells the others that this rank leaves the broken group.
+  // Fails as rank `from` of the group has, which has left it for that reason: a lost rank, or a
+  // time-out. The reason names the ranks to blame, and nobody is asked for them.
+  void fail_as_told(int from, const Error& why);
+  // Tells the others that this rank leaves the broken group, and why it is broken: they may not
+  // know yet.
   void tell_leaving();
 
   // The first failure also aborts these, and raises the flag that was given last. A communicator is

@@ -62,9 +62,8 @@ void tell_failure(const CoreOptions& options, const Error& error) {
 }
 
 void tell_given_up(const CoreOptions& options, const Error& error) {
-  const auto tell_members = [&](const std::string& how) {
-    options.job->membership->send(
-        {FrameType::Abort, 0, kLeftByException, options.name, how + error.text()});
+  const auto tell_members = [&](std::uint64_t how, const std::string& text) {
+    options.job->membership->send({FrameType::Abort, 0, how, options.name, text});
   };
   switch (error.blame()) {
     case Blame::PeerLost:   // meet() tells them itself
@@ -73,11 +72,12 @@ void tell_given_up(const CoreOptions& options, const Error& error) {
       break;
     case Blame::Timeout:
       // Not in the store: it may end with this rank, and the same ranks may meet there again.
-      tell_members("it gave up: ");
+      tell_members(kGaveUp, encode_reason(error));
       break;
     default:  // they would wait for this rank
       tell_failure(options, error);
-      tell_members("it could not join: ");  // the store may end with this rank before they look
+      // The store may end with this rank before they look there.
+      tell_members(kLeftByException, "could not join: " + error.text());
   }
 }
 

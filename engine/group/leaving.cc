@@ -92,7 +92,7 @@ void leave_at_last(Core& core) {
       std::uncaught_exceptions() > 0) {
     return core.options.job->membership->send({FrameType::Abort, 0, kLeftByException,
                                                core.options.name,
-                                               "it left the group by an exception"});
+                                               "left the group by an exception"});
   }
   if (const auto late = part(core, core.options.timeout)) log::error(late->text());
 }

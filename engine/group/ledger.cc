@@ -13,6 +13,10 @@ std::string collectives_text(std::uint64_t count) {
   return std::to_string(count) + (count == 1 ? " collective" : " collectives");
 }
 
+std::string never_ends(std::uint64_t collective) {
+  return "; #" + std::to_string(collective) + " will never complete";
+}
+
 }  // namespace
 
 Ledger::Ledger(std::string group, int rank, std::vector<int> members,
@@ -39,13 +43,8 @@ void Ledger::on_joined() {
 std::uint64_t Ledger::begin_collective() {
   MutexLock lock(mutex_);
   const auto number = begun_ + 1;
-  for (const auto& [rank, leaver] : leavers_) {
-    if (leaver.collectives >= number) continue;
-    throw Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ +
-                                     "' after " + collectives_text(leaver.collectives) +
-                                     "; it cannot take part in #" + std::to_string(number))
-        .with_ranks({rank});
-  }
+  if (const auto error = missed(number, "; it cannot take part in #" + std::to_string(number)))
+    throw Error(*error);
   begun_ = number;
   unfinished_.insert(number);
   return number;
@@ -93,8 +92,8 @@ void Ledger::complete_recv(int from, int source) {
 // Returns an error if a rank, or all ranks together (-1), cannot send as many messages any more as
 // are expected from there, and `more` beyond that.
 std::optional<Error> Ledger::never_received(int from, std::uint64_t more) const {
-  const std::string text =
-      "group '" + group_ + "' with fewer messages to this rank than it receives";
+  const std::string text = "group '" + group_ + "' with fewer messages to rank " +
+                           std::to_string(rank_) + " than it receives";
   if (from >= 0) {
     const auto leaver = leavers_.find(from);
     const auto place = static_cast<std::size_t>(from);
@@ -146,7 +145,7 @@ void Ledger::on_leaving(const Frame& frame) {
     if (!(counts >> messages)) messages = 0;
   }
   MutexLock lock(mutex_);
-  leavers_.emplace(rank, Leaver{frame.number, messages, false});
+  leavers_.emplace(rank, Leaver{frame.number, messages, false, leavers_.size()});
   satisfied_.insert(rank);  // it waited for its own operations before it sent this
   answer_leavers();
   changed_.notify_all();
@@ -174,27 +173,31 @@ void Ledger::on_alone() {
   changed_.notify_all();
 }
 
-// Returns an error if a rank has left before it took part in that collective.
-std::optional<Error> Ledger::missed(std::uint64_t last) const {
-  for (const auto& [rank, leaver] : leavers_) {
-    if (leaver.collectives >= last) continue;
-    return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ +
-                                      "' after " + collectives_text(leaver.collectives) + "; #" +
-                                      std::to_string(last) + " will never complete")
-        .with_ranks({rank});
+// Returns an error, with this text at its end, if ranks have left before they took part in that
+// collective. Names the first of them: others may have left because of it.
+std::optional<Error> Ledger::missed(std::uint64_t last, const std::string& text) const {
+  const std::pair<const int, Leaver>* first = nullptr;
+  for (const auto& one : leavers_) {
+    if (one.second.collectives >= last) continue;
+    if (first == nullptr || one.second.place < first->second.place) first = &one;
   }
-  return std::nullopt;
+  if (first == nullptr) return std::nullopt;
+  const auto& [rank, leaver] = *first;
+  return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ +
+                                    "' after " + collectives_text(leaver.collectives) + text)
+      .with_ranks({rank});
 }
 
 std::optional<Error> Ledger::left_before() const {
   MutexLock lock(mutex_);
-  return missed(begun_);
+  return missed(begun_, never_ends(begun_));
 }
 
 std::optional<Error> Ledger::left_behind() const {
   MutexLock lock(mutex_);
   if (!unfinished_.empty()) {
-    if (auto error = missed(*unfinished_.rbegin())) return error;
+    const std::uint64_t last = *unfinished_.rbegin();
+    if (auto error = missed(last, never_ends(last))) return error;
   }
   for (const auto& [rank, leaver] : leavers_) {
     if (expected_[static_cast<std::size_t>(rank)] == 0) continue;
@@ -216,8 +219,8 @@ bool Ledger::member_has_left(int rank) const {
 
 std::vector<int> Ledger::leavers() const {
   MutexLock lock(mutex_);
-  std::vector<int> ranks;
-  for (const auto& [rank, leaver] : leavers_) ranks.push_back(rank);
+  std::vector<int> ranks(leavers_.size());
+  for (const auto& [rank, leaver] : leavers_) ranks[leaver.place] = rank;
   return ranks;
 }
 

@@ -55,7 +55,7 @@ class Ledger {
   void on_completed(int rank, int leaver);
   // The rank will not answer any more: it is lost, or has left the job.
   void on_gone(int rank);
-  // The rank does not count as living: it is lost, or has left the group by an exception.
+  // The rank does not count as living: it is lost, or has left the group after an error.
   void on_lost(int rank);
   // No rank will answer any more.
   void on_alone();
@@ -68,7 +68,7 @@ class Ledger {
   bool has_left(int rank) const;
   // True if the rank (of the group) has left it, and said so.
   bool member_has_left(int rank) const;
-  // The ranks that have left the group, by group rank.
+  // The ranks that have left the group, by group rank, in the order in which they left.
   std::vector<int> leavers() const;
   // The members that are neither lost nor have left, by group rank, in order.
   std::vector<int> living() const;
@@ -90,9 +90,11 @@ class Ledger {
     std::uint64_t collectives = 0;
     std::uint64_t messages = 0;  // sent to this rank
     bool answered = false;
+    std::size_t place = 0;  // in the order in which ranks have left
   };
   std::uint64_t completed_through() const WEFT_REQUIRES(mutex_);
-  std::optional<Error> missed(std::uint64_t last) const WEFT_REQUIRES(mutex_);
+  std::optional<Error> missed(std::uint64_t last, const std::string& text) const
+      WEFT_REQUIRES(mutex_);
   std::optional<Error> never_received(int from, std::uint64_t more) const WEFT_REQUIRES(mutex_);
   void answer_leavers() WEFT_REQUIRES(mutex_);
   int group_rank(int job_rank) const;

@@ -39,6 +39,8 @@ struct WaitSource {
   int rank = 0;                                // this rank, in the group
   std::function<std::vector<Wait>()> pending;  // oldest first
   std::function<Progress()> progress;
+  // The ranks of the group that are neither lost nor have left: nobody waits for the others.
+  std::function<std::vector<int>()> living;
   // This rank's call as the collective of that number; nullopt if it has not made it yet or has
   // forgotten it.
   std::function<std::optional<std::string>(std::uint64_t number)> call;
@@ -47,7 +49,7 @@ struct WaitSource {
   // The last collective for which this rank has told the others its call.
   std::uint64_t told = 0;
 };
-// The answers of a group's members, by rank of the group.
+// The answers of a group's living members, by rank of the group.
 struct WaitAnswers {
   std::map<int, Progress> progress;
   std::vector<int> silent;   // did not answer

@@ -48,7 +48,7 @@ void WaitRounds::begin(const std::string& group, std::function<void(const WaitAn
   round->group = group;
   round->members = source->members;
   round->done = std::move(done);
-  for (int rank = 0; rank < static_cast<int>(source->members.size()); ++rank) {
+  for (const int rank : source->living()) {
     if (rank == source->rank) continue;
     const bool is_reached =
         membership && membership->has(source->members[static_cast<std::size_t>(rank)]);
@@ -76,7 +76,11 @@ void WaitRounds::end(std::uint64_t number) {
   if (found == rounds_.end()) return;
   const auto round = found->second;
   rounds_.erase(found);
-  round->answers.silent.assign(round->awaited.begin(), round->awaited.end());
+  // A rank that has left meanwhile is not called silent.
+  const auto source = sources_->of(round->group);
+  for (const int rank : source ? source->living() : std::vector<int>()) {
+    if (round->awaited.contains(rank)) round->answers.silent.push_back(rank);
+  }
   round->done(round->answers);
 }
 

@@ -3,11 +3,14 @@
 #include <charconv>
 #include <cstring>
 
+#include <weft/base/make_error.h>
 #include <weft/engine/membership/frame.h>
 
 namespace weft::group {
 
 namespace {
+
+constexpr std::size_t kMostReason = 1024;  // characters of a reason that are shown
 
 constexpr std::uint32_t kMagic = 0x324d5457;  // "WTM2"
 
@@ -69,6 +72,28 @@ std::optional<WaitCall> decode_wait_call(std::string_view text) {
   const auto number = take_number(text);
   if (!number || *number == 0 || text.empty()) return std::nullopt;
   return WaitCall{*number, printable(text)};
+}
+
+std::string encode_reason(const Error& reason) {
+  std::string text = std::to_string(static_cast<int>(reason.blame())) + " ";
+  text += std::to_string(reason.ranks().size()) + " ";
+  for (const int rank : reason.ranks()) text += std::to_string(rank) + " ";
+  return text + reason.text();
+}
+
+std::optional<Error> decode_reason(std::string_view text, int size) {
+  const auto blame = take_number(text);
+  const auto count = blame ? take_number(text) : std::nullopt;
+  if (!count || *count > static_cast<std::uint64_t>(size)) return std::nullopt;
+  std::vector<int> ranks;
+  for (std::uint64_t i = 0; i < *count; ++i) {
+    const auto rank = take_number(text);
+    if (!rank || *rank >= static_cast<std::uint64_t>(size)) return std::nullopt;
+    ranks.push_back(static_cast<int>(*rank));
+  }
+  const auto known = std::min<std::uint64_t>(*blame, static_cast<std::uint64_t>(kLastBlame) + 1);
+  return Error(blame_from(static_cast<int>(known)), std::string(text.substr(0, kMostReason)))
+      .with_ranks(std::move(ranks));
 }
 
 Result<bool> FrameReader::next(Frame& frame) {

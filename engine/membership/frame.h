@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include <weft/base/error.h>
 #include <weft/base/result.h>
 
 namespace weft::group {
@@ -21,7 +22,7 @@ enum class FrameType : std::uint8_t {
   // `rank` has died; text: how that was noticed.
   Lost = 2,
   // `rank` has aborted the group; text: the reason; number: 0 if the program meant it, else
-  // kLeftByException or kCallsDiffer.
+  // kLeftByException, kCallsDiffer or kGaveUp.
   Abort = 3,
   // `rank` leaves the group after `number` collectives; text: how many messages it has sent to each
   // rank of the group.
@@ -52,9 +53,12 @@ struct Frame {
   std::string text;
 };
 
+// The rank left the group, or could not join it. The text continues "rank 1 …".
 constexpr std::uint64_t kLeftByException = 1;
 // Ranks of the group called different operations, as the reason says.
 constexpr std::uint64_t kCallsDiffer = 2;
+// The rank left the group because it was broken there; the text is an encoded reason.
+constexpr std::uint64_t kGaveUp = 3;
 
 constexpr std::size_t kFrameHead = 32;
 constexpr std::size_t kMaxFrameText = 64 * 1024;
@@ -68,6 +72,13 @@ struct WaitCall {
 };
 std::string encode(const WaitCall& call);
 std::optional<WaitCall> decode_wait_call(std::string_view text);
+
+// The text of an Abort frame with kGaveUp: why the group broke on the sending rank, and the ranks
+// that the reason names.
+std::string encode_reason(const Error& reason);
+// Returns nullopt unless all ranks that it names are ranks of a group of `size` ranks. A peer's
+// bytes are not trusted.
+std::optional<Error> decode_reason(std::string_view text, int size);
 
 constexpr std::size_t kMostSaid = 300;  // characters of a peer's text that are printed
 // The text, cut to kMostSaid, with control characters replaced.

@@ -124,7 +124,7 @@ void GroupBackend::abort() {
   is_aborted_ = true;
   translated("abort", [&] {
     for (weft::ProcessGroup& one : groups())
-      one.abort("rank " + std::to_string(getRank()) + " has aborted the process group");
+      one.abort("its program called abort()");
   });
 }
 

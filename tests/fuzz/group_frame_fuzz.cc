@@ -59,6 +59,15 @@ void check(const Frame& frame) {
   const Heard again = hear(written, written.size());
   if (again.frames.size() != 1 || !is_same(again.frames[0], frame))
     broken("a frame changes when it is written");
+  if (const auto reason = decode_reason(frame.text, 3)) {
+    for (const int rank : reason->ranks()) {
+      if (rank < 0 || rank >= 3) broken("a reason names no rank of the group");
+    }
+    const auto again_read = decode_reason(encode_reason(*reason), 3);
+    if (!again_read || again_read->text() != reason->text() ||
+        again_read->ranks() != reason->ranks())
+      broken("a reason changes when it is written");
+  }
   const auto call = decode_wait_call(frame.text);
   if (!call) return;
   const auto read = decode_wait_call(encode(*call));

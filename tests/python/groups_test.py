@@ -110,7 +110,20 @@ def leave_early(rank, size, folder):
         total(None, 1)
     except dist.DistBackendError as error:
         told = type(error).__name__, error.ranks, time.monotonic() - begin < 1.5
-    time.sleep(0.5)  # a rank that is told of this one's end first would name this one
+    dist.destroy_process_group()
+    return told
+
+
+def abort(rank, size, folder):
+    join(rank, size, folder)
+    total(None, 1)
+    if rank == 1:
+        dist.distributed_c10d._abort_process_group()
+        return None
+    try:
+        total(None, 1)
+    except dist.DistBackendError as error:
+        told = error.ranks, "rank 1 aborted the group" in str(error)
     dist.destroy_process_group()
     return told
 
@@ -145,6 +158,9 @@ class Groups(RanksTest):
 
     def test_tell_all_who_left_early(self):
         self.assertEqual(self.ranks.run(leave_early), [("PeerLost", [2], True)] * 2 + [None])
+
+    def test_name_the_rank_that_aborts(self):
+        self.assertEqual(self.ranks.run(abort), [([1], True), None, ([1], True)])
 
     def test_work_under_the_wrapper_of_the_debug_level(self):
         self.assertEqual(self.ranks.run(detail), [3.0] * 3)

@@ -211,7 +211,8 @@ void Collectives::step_ended(event::StepEnded& event) {
     // remaining messages. A cancelled Op means that the peer is lost.
     const Blame blame =
         event.error->blame() == Blame::Cancelled ? Blame::PeerLost : event.error->blame();
-    return core_.fail(Error(blame, rank_text(step.peer) + " is lost: " + event.error->text())
+    return core_.fail(Error(blame, "the connection with " + rank_text(step.peer) +
+                                       " has failed: " + event.error->text())
                           .with_ranks({step.peer}));
   }
   if (event.block) {

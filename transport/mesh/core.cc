@@ -218,7 +218,8 @@ void Core::on(event::Closed& event) {
   peer.grace.reset();
   const bool broke_protocol = event.why.blame() == Blame::Protocol;
   peer.lost = Error(broke_protocol ? Blame::Protocol : Blame::PeerLost,
-                    "rank " + std::to_string(event.peer) + " is lost: " + event.why.text())
+                    "the connection with rank " + std::to_string(event.peer) +
+                        " has ended: " + event.why.text())
                   .with_ranks({event.peer});
   close(event.peer);
   collectives_.lost(event.peer);

@@ -345,11 +345,12 @@ void Messages::ended(event::TransferEnded& event) {
   if (core_.is_broken())
     return end(event.transfer, core_.why_broken());  // no effect if it has failed before
   if (event.error) {
-    const Error why = core_.lost(event.peer)
-                          ? *core_.lost(event.peer)
-                          : Error(Blame::PeerLost, "rank " + std::to_string(event.peer) +
-                                                       " is lost: " + event.error->text())
-                                .with_ranks({event.peer});
+    const Error why =
+        core_.lost(event.peer)
+            ? *core_.lost(event.peer)
+            : Error(Blame::PeerLost, "the connection with rank " + std::to_string(event.peer) +
+                                         " has ended: " + event.error->text())
+                  .with_ranks({event.peer});
     return end(event.transfer, why);
   }
   finish(event.transfer, event.transfer->is_send ? -1 : event.peer);

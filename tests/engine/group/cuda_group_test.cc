@@ -139,8 +139,8 @@ TEST_F(CudaGroup, TimedOutFirstOperationBreaksGroup) {
     } else {
       given_up.wait();
       const Error lost = broadcast(bytes(one, 4));
-      EXPECT_EQ(lost.blame(), Blame::PeerLost) << lost.what();
-      EXPECT_THAT(lost.text(), testing::HasSubstr("rank 0 is lost: it gave up: joining"));
+      EXPECT_EQ(lost.blame(), Blame::Timeout) << lost.what();
+      EXPECT_THAT(lost.text(), testing::HasSubstr("rank 0 has given up: joining"));
     }
   });
 }

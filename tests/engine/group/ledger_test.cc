@@ -91,6 +91,19 @@ TEST(Ledger, RefusesCollectivesWithALeaver) {
             "rank 2 left group 'g' after 1 collective; it cannot take part in #2");
 }
 
+// The others may have left because of that one.
+TEST(Ledger, BlamesTheFirstLeaver) {
+  Fixture fixture;
+  fixture.leaving(6, 0);
+  fixture.leaving(5, 0);
+  EXPECT_EQ(fixture.ledger.leavers(), (std::vector<int>{2, 1}));
+  const std::string first = "rank 2 left group 'g' after 0 collectives; it cannot take part in #1";
+  EXPECT_EQ(lost([&] { fixture.ledger.begin_collective(); }), first);
+  const auto nobody = [](int) { return false; };
+  EXPECT_TRUE(
+      lost([&] { fixture.ledger.throw_if_left_without(nobody); }).starts_with("rank 2 has left"));
+}
+
 TEST(Ledger, LeaverStrandsLaterCollectives) {
   Fixture fixture;
   fixture.ledger.begin_collective();
@@ -107,7 +120,7 @@ TEST(Ledger, LeaverStrandsUnsentReceives) {
   fixture.ledger.begin_recv(1);
   fixture.leaving(5, 0, "1 0 0 ");
   EXPECT_EQ(fixture.ledger.left_behind()->text(),
-            "rank 1 has left group 'g' with fewer messages to this rank than it receives");
+            "rank 1 has left group 'g' with fewer messages to rank 0 than it receives");
   fixture.ledger.complete_recv(1, 1);
   EXPECT_TRUE(fixture.ledger.left_behind());
   fixture.ledger.complete_recv(1, -1);  // the receive failed
@@ -146,9 +159,8 @@ TEST(Ledger, LastLeaverStrandsAnySourceReceives) {
   fixture.leaving(5, 0, "0 0 0 ");
   EXPECT_FALSE(fixture.ledger.left_behind()) << "rank 2 may send";
   fixture.leaving(6, 0, "1 0 0 ");
-  EXPECT_EQ(
-      fixture.ledger.left_behind()->text(),
-      "all other ranks have left group 'g' with fewer messages to this rank than it receives");
+  EXPECT_EQ(fixture.ledger.left_behind()->text(),
+            "all other ranks have left group 'g' with fewer messages to rank 0 than it receives");
 }
 
 TEST(Ledger, NamesTheRanksThatLeft) {

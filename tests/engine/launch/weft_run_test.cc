@@ -457,7 +457,7 @@ TEST(WeftRun, ShowsTheErrorOfTheFirstRankToFail) {
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: rank 1 failed first: exit code 1"));
   EXPECT_THAT(outcome.err, HasSubstr("\n  thrown on purpose\n"));
-  EXPECT_THAT(outcome.err, HasSubstr("rank 1 is lost: it left the group by an exception"))
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1 left the group by an exception"))
       << "the error of rank 0";
   EXPECT_THAT(outcome.out, IsEmpty());
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
+#include <random>
 
 #include <gtest/gtest.h>
 
@@ -64,6 +65,38 @@ TEST(FrameReader, RefusesMalformedBytes) {
   EXPECT_TRUE(refused(
       with(12, static_cast<std::uint32_t>(kMaxFrameText + 1))));  // sizes, before anything is kept
   EXPECT_TRUE(refused(with(16, std::uint32_t(0xffffffff))));
+}
+
+TEST(Reason, KeepsBlameRanksAndText) {
+  const Error reason = Error(Blame::Timeout, "7 days are over").with_ranks({0, 2});
+  const auto decoded = decode_reason(encode_reason(reason), 3);
+  ASSERT_TRUE(decoded);
+  EXPECT_EQ(decoded->blame(), Blame::Timeout);
+  EXPECT_EQ(decoded->ranks(), (std::vector<int>{0, 2}));
+  EXPECT_EQ(decoded->text(), "7 days are over");
+}
+
+TEST(Reason, OfUnknownBlameIsRemote) {
+  EXPECT_EQ(decode_reason("99999999999 0 text", 2)->blame(), Blame::Remote);
+}
+
+TEST(Reason, IsRefusedWithoutValidRanks) {
+  for (const char* text : {"", "3", "3 ", "3 1", "3 1 ", "3 1 2 rank", "3 4 0 1 0 1 x", "3 -1 x",
+                           "3 18446744073709551615 0 x", "3 2 0 ", "x 0 text"})
+    EXPECT_FALSE(decode_reason(text, 2)) << text;
+}
+
+TEST(Reason, ChangedBytesNameNoRankOutsideTheGroup) {
+  const std::string good = encode_reason(Error(Blame::PeerLost, "gone").with_ranks({0, 1, 2}));
+  std::mt19937 random(5);
+  for (int round = 0; round < 20'000; ++round) {
+    std::string bytes = good.substr(0, random() % (good.size() + 1));
+    for (int i = 0; i < 3 && !bytes.empty(); ++i)
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    const auto decoded = decode_reason(bytes, 3);
+    if (!decoded) continue;
+    for (const int rank : decoded->ranks()) ASSERT_TRUE(rank >= 0 && rank < 3) << bytes;
+  }
 }
 
 }  // namespace
