@@ -261,6 +261,7 @@ void Joining::begin(const std::shared_ptr<Attempt>& attempt, const Carrier& carr
 
 // Returns when the attempt has ended, or throws the error that ends it early.
 void Joining::await(const Attempt& attempt, c10::DeviceType type) {
+  constexpr std::chrono::milliseconds kTurn(100), kLongestPause(5000);
   const Deadline deadline = Deadline::in(options_.timeout);
   if (!options_.job->connected) {
     options_.job->membership->connect_to_first([&] { return attempt.query(); }, deadline);
@@ -268,9 +269,15 @@ void Joining::await(const Attempt& attempt, c10::DeviceType type) {
   Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
                   absent_from(options_, kHere));
   bool agreed = false;
-  while (!attempt.synchronize(Deadline::in(std::chrono::milliseconds(100)))) {
+  auto pause = kTurn;  // until ranks are looked for again
+  Deadline look = Deadline::in(pause);
+  while (!attempt.synchronize(Deadline::in(kTurn))) {
     throw_if_hopeless();
     throw_if_out_of_reach();
+    if (!options_.job->connected && look.passed()) {
+      options_.job->membership->look_for_published();
+      look = Deadline::in(pause = std::min(2 * pause, kLongestPause));
+    }
     agreed = agreed || agrees_with_first(type);
     joining.look();
   }

@@ -22,6 +22,7 @@
 #include <weft/base/end_of_process.h>
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/engine/membership/awaited_ranks.h>
 #include <weft/engine/membership/membership.h>
 #include <weft/engine/store/address.h>
 #include <weft/engine/store/backoff.h>
@@ -75,6 +76,21 @@ std::string random_token() {
 
 std::string member_key(int rank) { return "weft/member/" + std::to_string(rank); }
 
+// The value of a rank's member key.
+struct Published {
+  std::string host;
+  int port = 0;
+  std::string token;
+  int size = 0;  // of the job, as that rank was told
+};
+
+std::optional<Published> address_in(const std::string& text) {
+  std::istringstream fields(text);
+  Published one;
+  if (!(fields >> one.host >> one.port >> one.token >> one.size)) return std::nullopt;
+  return one;
+}
+
 std::vector<std::string> member_keys(int size) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < size; ++rank) keys.push_back(member_key(rank));
@@ -112,9 +128,12 @@ struct Membership::State : std::enable_shared_from_this<State> {
   std::string hub_token;  // of the hub, if that is another rank
   std::shared_ptr<StoreBootstrap> store;
   std::shared_ptr<EventLoop> loop;
+  std::string address;  // on which this rank listens
   int listening = -1;
   int hub = -1;               // set once, before any connection is watched
   std::vector<bool> members;  // known after connect()
+  // Ranks that look_for_published() has seen; used by the thread that calls it.
+  std::set<int> seen;
 
   // Used on the loop only.
   EventLoop::Registration accepting;
@@ -122,6 +141,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
   // By rank: at the hub all members, elsewhere only the hub.
   std::map<int, std::unique_ptr<Peer>> peers;
   std::set<std::unique_ptr<Peer>> strangers;  // accepted connections without a Hello so far
+  std::shared_ptr<AwaitedRanks> awaited;      // at rank 0, if it is the hub
   std::map<std::string, Listener> listeners;
   std::function<void(const Frame& frame)> listens_to_waits;
   std::map<int, std::string> lost;
@@ -145,7 +165,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
   // At the hub: the error that names the members that have not connected in time.
   Error not_connected();
 
-  void open_listener(const std::string& address);
+  void open_listener(const std::string& host);
   void watch(Peer& peer);
   void on_readable(Peer& peer);
   void on_ended(Peer& peer, const std::string& how);
@@ -162,6 +182,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
   void expect(std::size_t ranks);
   void become_hub();
   void dial(int rank, const std::string& published, Deadline deadline);
+  void await(int rank, const std::string& published);
 };
 
 std::shared_ptr<Membership> Membership::make(int rank, int size, const std::string& local_address,
@@ -174,7 +195,7 @@ std::shared_ptr<Membership> Membership::make(int rank, int size, const std::stri
   state->token = random_token();
   state->store = std::move(store);
   state->loop = std::move(loop);
-  if (size > 1) state->open_listener(local_address);
+  if (size > 1) state->open_listener(local_address.empty() ? default_address() : local_address);
   return std::shared_ptr<Membership>(new Membership(std::move(state)));
 }
 
@@ -191,14 +212,15 @@ Membership::~Membership() {
     state->accepting.reset();
     state->resting.reset();
     state->strangers.clear();
+    state->awaited.reset();
     state->peers.clear();
     state->listeners.clear();
     state->listens_to_waits = nullptr;
   });
 }
 
-void Membership::State::open_listener(const std::string& address) {
-  const std::string host = address.empty() ? default_address() : address;
+void Membership::State::open_listener(const std::string& host) {
+  address = host;
   const bool six = host.find(':') != std::string::npos;
   listening = ::socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const SocketAddress any = socket_address(host, 0);
@@ -222,6 +244,45 @@ void Membership::connect_to_first(const std::function<bool()>& stop, Deadline de
     pause.wait(deadline);
   }
   state.dial(0, to_text(state.store->get(member_key(0), deadline)), deadline);
+}
+
+void Membership::look_for_published() {
+  State& state = *state_;
+  if (state.rank != 0 || !state.is_hub()) return;
+  for (int one = 1; one < state.size; ++one) {
+    if (state.seen.contains(one) || !state.store->exists(member_key(one))) continue;
+    state.seen.insert(one);
+    state.loop->post([self = state_, one,
+                      text = to_text(state.store->get(member_key(one), Deadline::in(kRest)))] {
+      if (!self->closed && !self->came.contains(one)) self->await(one, text);
+    });
+  }
+}
+
+void Membership::State::await(int one, const std::string& published) {
+  if (!awaited) {
+    const auto weak = weak_from_this();
+    const auto greets = [weak] {
+      const auto self = weak.lock();
+      return self && !self->strangers.empty();
+    };
+    const auto died = [weak](int who) {
+      const auto self = weak.lock();
+      if (self) self->note_lost(who, "its process ended before it had connected to rank 0");
+    };
+    awaited = std::make_shared<AwaitedRanks>(loop, greets, died);
+  }
+  const auto is_loopback = [](const std::string& host) {
+    return host.starts_with("127.") || host == "::1";
+  };
+  const auto there = address_in(published);
+  // A loopback address may be another machine's.
+  if (!there || (is_loopback(there->host) && !is_loopback(address))) return;
+  try {
+    awaited->watch(one, there->host, there->port);
+  } catch (const Error& error) {
+    log::debug("rank " + std::to_string(one) + ": " + error.text());
+  }
 }
 
 void Membership::connect(const std::function<void()>& check, Deadline deadline) {
@@ -315,32 +376,27 @@ void Membership::State::become_hub() {
 }
 
 void Membership::State::dial(int to, const std::string& published, Deadline deadline) {
-  std::istringstream text(published);
-  std::string host;
-  std::string their_token;
-  int port = 0;
-  int their_size = 0;
   const std::string who = "rank " + std::to_string(to);
-  if (!(text >> host >> port >> their_token >> their_size))
-    throw Error(Blame::PeerLost, who + " published no address").with_ranks({to});
-  if (their_size != size) {
-    throw Error(Blame::Caller, who + " gives the world size " + std::to_string(their_size) +
+  const auto there = address_in(published);
+  if (!there) throw Error(Blame::PeerLost, who + " published no address").with_ranks({to});
+  if (there->size != size) {
+    throw Error(Blame::Caller, who + " gives the world size " + std::to_string(there->size) +
                                    ", rank " + std::to_string(rank) + " gives " +
                                    std::to_string(size) +
                                    "; start all ranks with the same world size");
   }
   std::unique_ptr<Peer> peer;
   try {
-    peer = std::make_unique<Peer>(connect_to(host, port, deadline), size);
+    peer = std::make_unique<Peer>(connect_to(there->host, there->port, deadline), size);
   } catch (const Error& error) {
     throw error.within(who + " is lost: it published its address, but").with_ranks({to});
   }
   ::close(std::exchange(listening, -1));
   hub = to;
-  hub_token = their_token;
+  hub_token = there->token;
   peer->rank = to;
   keep_alive(peer->socket);
-  const std::string hello = encode({FrameType::Hello, rank, 0, "", their_token});
+  const std::string hello = encode({FrameType::Hello, rank, 0, "", hub_token});
   loop->post([self = shared_from_this(),
               peer = std::make_shared<std::unique_ptr<Peer>>(std::move(peer)), hello] {
     Peer& one = **peer;
@@ -415,6 +471,7 @@ void Membership::State::take_in(Peer& stranger, const Frame& hello) {
     break;
   }
   came.insert(hello.rank);
+  if (awaited) awaited->came(hello.rank);
   send_to(stranger, missed);
   expect(expected);
 }

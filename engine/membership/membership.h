@@ -48,6 +48,10 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // since rank 0 may not run Weft, or at the deadline. Throws PeerLost if rank 0 has published and
   // is gone, Caller if it gives another world size.
   void connect_to_first(const std::function<bool()>& stop, Deadline deadline);
+  // At rank 0, after connect_to_first(): looks in the store for ranks that have published their
+  // address, and from now on notices it if one of them dies before it has connected. To be called
+  // again now and then, as long as ranks are missing.
+  void look_for_published();
   // Finds the hub and connects to it, unless that has happened. Call it once all ranks have
   // published (any collective after make() ensures that). At the hub, waits until all others say
   // that they have joined. Calls check() in between and passes its exceptions through. Throws as

@@ -85,6 +85,14 @@ print(json.dumps(told))
 """
 
 
+# Joins only.
+LATE = """
+import datetime, sys, torch.distributed as dist
+store = dist.FileStore(sys.argv[2], 2)
+dist.init_process_group("weft", store=store, rank=int(sys.argv[1]), world_size=2, timeout=datetime.timedelta(minutes=5))
+"""
+
+
 def run(program, size=2, seconds=60, environment=None):
     """Returns each rank's exit status, what it printed, what it said, and the files it left."""
     with tempfile.TemporaryDirectory() as folder:
@@ -140,6 +148,18 @@ class Lifetime(unittest.TestCase):
                 self.assertTrue(is_network_error)
             self.assertEqual([one[2] for one in told], ["all_reduce", "barrier"])
             self.assertEqual(total, 2.0)
+
+    def test_a_rank_killed_before_rank_0_arrives_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            store = Path(folder) / "store"
+            early = subprocess.Popen([sys.executable, "-c", LATE, "1", str(store)])
+            while not store.exists() or b"weft/member/1" not in store.read_bytes():
+                time.sleep(0.01)
+            early.kill()
+            early.wait()
+            ended = subprocess.run([sys.executable, "-c", LATE, "0", str(store)], capture_output=True, text=True, timeout=120)
+            self.assertIn("PeerLost: init_process_group: ", ended.stderr)
+            self.assertIn("rank 1 is lost: its process ended before it had connected to rank 0", ended.stderr)
 
     def test_is_made_again_and_again(self):
         results, _ = run(AGAIN)

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
 #include <future>
 #include <optional>
 #include <sstream>
@@ -93,6 +94,73 @@ TEST(Membership, GivesUpAPeerThatReadsNothing) {
   ASSERT_EQ(told.wait_for(std::chrono::seconds(60)), std::future_status::ready);
   EXPECT_EQ(told.get(), "1: it reads too slowly: 64 MiB of messages wait for it");
   hub->forget("group");
+}
+
+// A rank that has published its address, and whose process may end now.
+class EarlyRank {
+ public:
+  EarlyRank(StoreBootstrap& store, int rank) {
+    store.set("weft/member/" + std::to_string(rank),
+              to_bytes("127.0.0.1 " + std::to_string(port_of(listening_.get())) + " token 3"));
+  }
+  void die() { listening_ = Descriptor(); }
+
+ private:
+  Descriptor listening_ = open_listener(AF_INET, 0);
+};
+
+class Awaiting : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(, Awaiting, testing::Bool(), [](const auto& given) {
+  return std::string(given.param ? "DeadSinceLong" : "DiesLater");
+});
+
+// Otherwise it would be waited for until the timeout.
+TEST_P(Awaiting, RankThatDiesBeforeItConnectsIsLost) {
+  const auto loop = std::make_shared<EventLoop>("membership");
+  const auto store =
+      std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
+  EarlyRank other(*store, 1);
+  if (GetParam()) other.die();
+  const auto hub = Membership::make(0, 2, "127.0.0.1", store, loop);
+  std::promise<std::string> lost;
+  Membership::Listener listener;
+  listener.lost = [&](int rank, const std::string& how) {
+    lost.set_value(std::to_string(rank) + ": " + how);
+  };
+  hub->listen("group", listener);
+  hub->connect_to_first([] { return false; }, Deadline::in(std::chrono::seconds(20)));
+  hub->look_for_published();
+  other.die();
+  auto told = lost.get_future();
+  ASSERT_EQ(told.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  EXPECT_EQ(told.get(), "1: its process ended before it had connected to rank 0");
+  hub->forget("group");
+}
+
+// A rank closes its listening socket when it has connected. Rank 2 dies a moment later.
+TEST(Membership, RankThatConnectsIsAwaitedNoMore) {
+  const auto loop = std::make_shared<EventLoop>("membership");
+  const auto store =
+      std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
+  EarlyRank connects(*store, 1), dies(*store, 2);
+  const auto hub = Membership::make(0, 3, "127.0.0.1", store, loop);
+  std::promise<int> lost;
+  Membership::Listener listener;
+  listener.lost = [&](int rank, const std::string&) { lost.set_value(rank); };
+  listener.gone = [](int) {};
+  hub->listen("group", listener);
+  hub->connect_to_first([] { return false; }, Deadline::in(std::chrono::seconds(20)));
+  hub->look_for_published();
+  const Member member(*store);
+  connects.die();
+  dies.die();
+  auto told = lost.get_future();
+  ASSERT_EQ(told.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  EXPECT_EQ(told.get(), 2);
+  hub->forget("group");
+  std::atomic<bool> forgotten{false};
+  loop->post([&] { forgotten = true; });
+  loop->drive([&] { return forgotten.load(); });
 }
 
 TEST(Membership, IsBusyWithoutDescriptors) {

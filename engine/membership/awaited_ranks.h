@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that have published an address and have not connected to the hub yet. The hub holds a
+// connection to the listening socket of each, which nobody accepts. The kernel ends that connection
+// when the rank's process dies, and also when the rank closes the socket, which it does after it
+// has connected to the hub. So a rank whose hello does not follow has died.
+//
+// The hub's Membership owns it. Used on the job's loop only; nothing blocks.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include <weft/base/descriptor.h>
+#include <weft/base/event_loop.h>
+
+namespace weft::group {
+
+class AwaitedRanks : public std::enable_shared_from_this<AwaitedRanks> {
+ public:
+  // `greets` returns true while some connection to the hub has not said whose it is. `died` is
+  // called for a rank that is no longer awaited then.
+  AwaitedRanks(std::shared_ptr<EventLoop> loop, std::function<bool()> greets,
+               std::function<void(int rank)> died)
+      : loop_(std::move(loop)), greets_(std::move(greets)), died_(std::move(died)) {}
+
+  void watch(int rank, const std::string& host, int port);
+  // The rank has said hello.
+  void came(int rank) { ranks_.erase(rank); }
+
+ private:
+  struct Awaited {
+    Descriptor socket;
+    EventLoop::Registration ending;  // of the connection
+    EventLoop::Registration grace;   // until the hello must have come
+  };
+  void on_event(int rank);
+  void give_grace(int rank);
+
+  const std::shared_ptr<EventLoop> loop_;
+  const std::function<bool()> greets_;
+  const std::function<void(int)> died_;
+  std::map<int, Awaited> ranks_;
+};
+
+}  // namespace weft::group
