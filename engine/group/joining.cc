@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <system_error>
@@ -188,14 +189,24 @@ void Joining::make_communicator(const Carrier& carrier, const c10::Device& devic
   join.rank = options_.rank;
   join.size = options_.size;
   join.group_name = options_.name;
-  join.store = std::make_shared<StoreBootstrap>(
-      c10::make_intrusive<c10d::PrefixStore>(device_prefix(device.type()), options_.own_store));
+  const auto store =
+      c10::make_intrusive<c10d::PrefixStore>(device_prefix(device.type()), options_.own_store);
+  const auto gives_up = std::make_shared<std::atomic<bool>>(false);
+  join.store = std::make_shared<StoreBootstrap>(store, [gives_up] {
+    if (*gives_up) throw Error(Blame::Cancelled, "this rank no longer joins the group");
+  });
   join.device = carrier.staged ? Device::host() : tensor::device_of(device);
   if (device.is_cuda()) join.cuda = options_.job->devices->open(device.index());
   join.timeout = options_.timeout;
   join.loop = options_.job->loop;
   join.interface_address = options_.job->local_address;
-  auto made = meet(carrier, device.type(), join);
+  std::shared_ptr<transport::Communicator> made;
+  try {
+    made = meet(carrier, device.type(), join);
+  } catch (...) {
+    *gives_up = true;
+    throw;
+  }
   if (carrier.staged) {
     warn_of_shared_gpu(*join.store, device);
     made = options_.job->devices->stage_over(std::move(made), device.index(), options_.job->loop);
@@ -211,8 +222,9 @@ struct Joining::Attempt : HostFlag {
   std::exception_ptr error;
 };
 
-// Joins the communicator on a thread of its own. A backend that waits for a rank which has died
-// waits for the whole timeout and cannot be told, so that thread is left to it.
+// Joins the communicator on a thread of its own. If this rank gives up, waits of that thread on the
+// store end. A backend that waits for a rank elsewhere cannot be told, and may wait for the whole
+// timeout: the thread is then left to it.
 std::shared_ptr<transport::Communicator> Joining::meet(const Carrier& carrier, c10::DeviceType type,
                                                        const transport::JoinOptions& join) {
   if (options_.size == 1) return carrier.transport->join(join);
@@ -264,7 +276,11 @@ void Joining::await(const Attempt& attempt, c10::DeviceType type) {
   constexpr std::chrono::milliseconds kTurn(100), kLongestPause(5000);
   const Deadline deadline = Deadline::in(options_.timeout);
   if (!options_.job->connected) {
-    options_.job->membership->connect_to_first([&] { return attempt.query(); }, deadline);
+    const auto is_over = [&] {
+      throw_if_hopeless();
+      return attempt.query();
+    };
+    options_.job->membership->connect_to_first(is_over, deadline);
   }
   Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
                   absent_from(options_, kHere));
