@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <numeric>
 #include <set>
 #include <type_traits>
 #include <utility>
@@ -35,16 +34,16 @@ Present& present() {
   return *all;
 }
 
-// Kept for ever, so that no destructor waits for other ranks.
-void keep(weft::ProcessGroup group) {
+// Keeps the groups for ever, so that no destructor waits for other ranks.
+void keep(std::vector<weft::ProcessGroup> groups) {
   static auto* const kept = new std::vector<weft::ProcessGroup>;
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  kept->push_back(std::move(group));
+  kept->insert(kept->end(), groups.begin(), groups.end());
 }
 
-// For callbacks of futures that run when the interpreter ends, after all operations have ended, or
-// while others wait for the news that this rank is lost.
+// How long the end of the interpreter waits for callbacks of futures: after all operations have
+// ended, or while other ranks wait for the news that this rank is lost.
 constexpr std::chrono::milliseconds kPatience(10000), kHaste(200);
 
 constexpr CallName kCoalesced{c10d::OpType::COALESCED, "coalesced operations", "weft:coalesced"};
@@ -54,7 +53,7 @@ constexpr CallName kCoalesced{c10d::OpType::COALESCED, "coalesced operations", "
 GroupBackend::GroupBackend(weft::ProcessGroup group, c10::intrusive_ptr<c10d::Store> store,
                            Place place)
     : c10d::Backend(place.rank, place.size),
-      group_(std::move(group)),
+      groups_(std::move(group)),
       store_(std::move(store)),
       place_(std::move(place)),
       timeout_(place_.timeout) {
@@ -76,15 +75,14 @@ GroupBackend::~GroupBackend() {
     all.backends.erase(this);
     is_over = all.is_over;
   }
+  std::vector<weft::ProcessGroup> left = groups_.take();
   if (is_over) {
-    keep(std::move(group_));
-    keep(std::move(cuda_group_));
+    keep(std::move(left));
     return;
   }
   // Dropping the last handle waits until the others have what they need of this rank.
   const WithoutGil unlocked;
-  cuda_group_ = {};
-  group_ = {};
+  while (!left.empty()) left.pop_back();
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> GroupBackend::getBackendOptions() {
@@ -107,7 +105,7 @@ void GroupBackend::setTimeout(std::chrono::milliseconds timeout) {
 
 c10d::ErrorType GroupBackend::getError() {
   if (is_aborted_) return c10d::ErrorType::SUCCESS;  // as Gloo: the program has asked for it
-  for (const weft::ProcessGroup& one : groups()) {
+  for (const weft::ProcessGroup& one : groups_.all()) {
     const auto error = one.error();
     if (!error) continue;
     switch (error->blame()) {
@@ -123,8 +121,7 @@ void GroupBackend::abort() {
   const WithoutGil unlocked;
   is_aborted_ = true;
   translated("abort", [&] {
-    for (weft::ProcessGroup& one : groups())
-      one.abort("its program called abort()");
+    for (weft::ProcessGroup& one : groups_.all()) one.abort("its program called abort()");
   });
 }
 
@@ -161,60 +158,29 @@ void GroupBackend::leave_all(bool politely) {
       if (!politely || all.backends.empty()) break;
       next = *all.backends.begin();
     }
-    next->leave(next->longest());
+    next->leave(next->place().timeout);
   }
   interruptible([limit = politely ? kPatience : kHaste] { await_completions(limit); });
   hold_waits();  // only now: callbacks of futures may wait
   let_waits_return();
 }
 
-std::vector<weft::ProcessGroup> GroupBackend::taken_groups() {
-  std::vector<weft::ProcessGroup> taken = groups();
-  const std::lock_guard lock(mutex_);
-  group_ = cuda_group_ = {};
-  return taken;
-}
-
 void GroupBackend::replace(weft::ProcessGroup group, const Place& place) {
-  const std::lock_guard lock(mutex_);
-  group_ = std::move(group);
+  groups_.replace(std::move(group));
   place_ = place;
   assign(rank_, place.rank);
   assign(size_, place.size);
   is_aborted_ = false;
-  coalesced_.reset();
+  coalescing_.end();
 }
 
 weft::ProcessGroup GroupBackend::group() const {
-  const std::lock_guard lock(mutex_);
-  if (!group_) {
-    throw Failure(Error(Blame::Caller, "the process group '" + place_.name +
-                                           "' has been shut down, or waits for "
-                                           "its first _reconfigure; make a new one to go on"),
-                  "");
-  }
-  return group_;
-}
-
-std::vector<weft::ProcessGroup> GroupBackend::groups() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<weft::ProcessGroup> all;
-  if (group_) all.push_back(group_);
-  if (cuda_group_) all.push_back(cuda_group_);
-  return all;
-}
-
-weft::ProcessGroup GroupBackend::group_for(c10::Device device) {
-  weft::ProcessGroup group = this->group();
-  if (!device.is_cuda() || group.device().is_cuda()) return group;
-  const std::lock_guard lock(mutex_);
-  if (!cuda_group_) {
-    std::vector<int> everyone(static_cast<std::size_t>(group.size()));
-    std::iota(everyone.begin(), everyone.end(), 0);
-    cuda_group_ =
-        group.new_group(everyone, {.backend = "weft", .timeout = place_.timeout, .device = device});
-  }
-  return cuda_group_;
+  weft::ProcessGroup group = groups_.first();
+  if (group) return group;
+  throw Failure(Error(Blame::Caller, "the process group '" + place_.name +
+                                         "' has been shut down, or waits for its first "
+                                         "_reconfigure; make a new one to go on"),
+                "");
 }
 
 std::chrono::milliseconds GroupBackend::limit_of(std::chrono::milliseconds timeout) const {
@@ -224,7 +190,7 @@ std::chrono::milliseconds GroupBackend::limit_of(std::chrono::milliseconds timeo
 
 std::vector<weft::ProcessGroup> GroupBackend::limited_groups(
     std::chrono::milliseconds timeout) const {
-  std::vector<weft::ProcessGroup> all = groups();
+  std::vector<weft::ProcessGroup> all = groups_.all();
   const auto limit = limit_of(timeout);
   for (weft::ProcessGroup& one : all) {
     if (limit < place_.timeout) one = one.with_timeout(limit);
@@ -240,41 +206,26 @@ c10::intrusive_ptr<c10d::Work> GroupBackend::issue(
                                               call.outputs);
   Outputs outputs;
   translated(call.name.operation, [&] {
-    weft::ProcessGroup group = group_for(call.device);
+    weft::ProcessGroup group = groups_.on(call.device, place_.timeout);
+    if (!group) group = this->group();  // throws: it has been shut down
     if (limit < place_.timeout) group = group.with_timeout(limit);
     auto works = function(group, outputs);
     Copies copies;
     if (!outputs.is_direct()) copies.push_back(std::make_shared<CopyBack>(std::move(outputs)));
     work->issued(std::move(works), std::move(copies));
   });
-  // In the order of the stream, which waits.
+  // The stream waits, and copies the outputs back after the operation.
   if (!work->copies().empty() && call.device.is_cuda()) work->wait(::kNoTimeout);
-  const std::lock_guard lock(mutex_);
-  if (coalesced_) {
-    const Works& works = work->operations();
-    coalesced_->operations.insert(coalesced_->operations.end(), works.begin(), works.end());
-    const Copies& copies = work->copies();
-    coalesced_->copies.insert(coalesced_->copies.end(), copies.begin(), copies.end());
-    coalesced_->outputs.insert(coalesced_->outputs.end(), call.outputs.begin(), call.outputs.end());
-  }
+  coalescing_.add(*work, call.outputs);
   return work;
 }
 
-void GroupBackend::startCoalescing() {
-  const std::lock_guard lock(mutex_);
-  coalesced_.emplace();
-}
-
 c10::intrusive_ptr<c10d::Work> GroupBackend::endCoalescing() {
-  std::optional<Coalesced> all;
-  {
-    const std::lock_guard lock(mutex_);
-    all.swap(coalesced_);
-  }
+  auto all = coalescing_.end();
   TORCH_CHECK(all.has_value(), "weft: coalescing ends, but it has not begun");
-  auto work =
-      c10::make_intrusive<IssuedWork>(getRank(), kCoalesced, number_.load(), timeout_.load(),
-                                      std::vector<at::Tensor>(), std::move(all->outputs));
+  auto work = c10::make_intrusive<IssuedWork>(getRank(), kCoalesced, number_.load(),
+                                              timeout_.load(), std::vector<at::Tensor>(),
+                                              std::move(all->outputs));
   work->issued(std::move(all->operations), std::move(all->copies));
   return work;
 }

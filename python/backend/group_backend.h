@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the backend that is not operations: its group of Weft, time limits, issuing, leaving.
+// The backend without its operations: its group of Weft, time limits, how operations are issued,
+// and leaving.
 #pragma once
 
 #include <atomic>
@@ -7,8 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +15,8 @@
 
 #include <weft/group.h>
 #include <weft/python/backend/arguments.h>
+#include <weft/python/backend/coalescing.h>
+#include <weft/python/backend/device_groups.h>
 #include <weft/python/backend/work.h>
 
 namespace weft::python {
@@ -43,13 +44,13 @@ class GroupBackend : public c10d::Backend {
   void abort() override;
   void shutdown() override;
   bool supportsCoalescing() const override { return true; }
-  void startCoalescing() override;
+  void startCoalescing() override { coalescing_.begin(); }
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
 
   // The group that carries CPU tensors. Throws CallerError after shutdown().
   weft::ProcessGroup group() const;
   // False after shutdown().
-  bool is_present() const { return !groups().empty(); }
+  bool is_present() const { return !groups_.all().empty(); }
   // Leaves all groups of this process as the interpreter ends: politely, as shutdown() does, or at
   // once and without a word, as if the process had been killed.
   static void leave_all(bool politely);
@@ -59,7 +60,7 @@ class GroupBackend : public c10d::Backend {
 
   struct Call {
     CallName name;
-    std::chrono::milliseconds timeout;  // of this call; not positive: the group's
+    std::chrono::milliseconds timeout;  // if not positive, the group's counts
     c10::Device device;
     std::vector<at::Tensor> inputs;   // that the profiler shows
     std::vector<at::Tensor> outputs;  // the result
@@ -70,33 +71,24 @@ class GroupBackend : public c10d::Backend {
       Call call, const std::function<Works(weft::ProcessGroup&, Outputs&)>& function);
   // The limit of a call: its own, or the group's.
   std::chrono::milliseconds limit_of(std::chrono::milliseconds timeout) const;
-  // The groups that exist, for CPU tensors and perhaps for CUDA tensors, limited in time.
+  // The groups that exist (DeviceGroups::all), limited in time.
   std::vector<weft::ProcessGroup> limited_groups(std::chrono::milliseconds timeout) const;
-  std::chrono::milliseconds longest() const { return place_.timeout; }
   const Place& place() const { return place_; }
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
-  // Takes the groups away, of which the caller drops the last handles.
-  std::vector<weft::ProcessGroup> taken_groups();
+  // See DeviceGroups::take().
+  std::vector<weft::ProcessGroup> taken_groups() { return groups_.take(); }
   void replace(weft::ProcessGroup group, const Place& place);
 
  private:
-  weft::ProcessGroup group_for(c10::Device device);
-  std::vector<weft::ProcessGroup> groups() const;
   void leave(std::chrono::milliseconds limit);
 
-  mutable std::mutex mutex_;
-  weft::ProcessGroup group_, cuda_group_;  // empty after shutdown(), guarded by mutex_
+  DeviceGroups groups_;  // none after shutdown()
   c10::intrusive_ptr<c10d::Store> store_;
   Place place_;
   std::atomic<bool> is_aborted_{false};  // by abort(), until replace()
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> number_{0};
-  struct Coalesced {
-    Works operations;
-    Copies copies;
-    std::vector<at::Tensor> outputs;
-  };
-  std::optional<Coalesced> coalesced_;  // between start and end, guarded by mutex_
+  Coalescing coalescing_;
 };
 
 }  // namespace weft::python

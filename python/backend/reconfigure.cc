@@ -21,7 +21,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::part(const c10::intrusive_ptr<c10d::S
                                                 const c10::intrusive_ptr<Options>& options) {
   const bool is_member = std::find(ranks.begin(), ranks.end(), getRank()) != ranks.end();
   if (!is_member) return nullptr;
-  const auto timeout = options ? std::min(options->timeout, longest()) : longest();
+  const auto timeout = options ? std::min(options->timeout, place().timeout) : place().timeout;
   weft::ProcessGroupOptions wanted;
   wanted.group_name = options ? options->group_name : "";
   wanted.timeout = timeout;
