@@ -84,16 +84,21 @@ std::optional<Error> part(Core& core, std::chrono::milliseconds limit) {
       .with_ranks(slow);
 }
 
+// If an exception unwinds this thread's stack, tells the others so, and returns true: this rank
+// waits for nobody then.
+bool left_by_exception(Core& core) {
+  if (std::uncaught_exceptions() == 0 || core.options.size == 1 || !core.options.job->connected ||
+      core.failure.is_broken())
+    return false;
+  core.options.job->membership->send(
+      {FrameType::Abort, 0, kLeftByException, core.options.name, "left the group by an exception"});
+  return true;
+}
+
 }  // namespace
 
 void leave_at_last(Core& core) {
-  if (!core.operations.refuse_later()) return;
-  if (core.options.size > 1 && core.options.job->connected && !core.failure.is_broken() &&
-      std::uncaught_exceptions() > 0) {
-    return core.options.job->membership->send({FrameType::Abort, 0, kLeftByException,
-                                               core.options.name,
-                                               "left the group by an exception"});
-  }
+  if (!core.operations.refuse_later() || left_by_exception(core)) return;
   if (const auto late = part(core, core.options.timeout)) log::error(late->text());
 }
 
@@ -103,6 +108,7 @@ void leave(Core& core, std::chrono::milliseconds limit) {
                                    "; it must be positive");
   }
   if (!core.operations.refuse_later()) core.operations.throw_if_left();
+  if (left_by_exception(core)) return;
   if (const auto late = part(core, std::min(limit, kLongestTimeout))) throw Error(*late);
 }
 

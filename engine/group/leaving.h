@@ -11,7 +11,8 @@ namespace weft::group {
 struct Core;
 
 // Implements ProcessGroup::leave(). Blocks, at most for `limit`; then throws Timeout. Throws Caller
-// if this rank has left before.
+// if this rank has left before. Like leave_at_last(), tells the others at once and does not wait if
+// an exception unwinds the stack.
 void leave(Core& core, std::chrono::milliseconds limit);
 // Leaves within the group's timeout, unless leave() was called. Logs the operations that did not
 // end in time. For the thread that drops the last handle.

@@ -165,6 +165,31 @@ void GroupBackend::leave_all(bool politely) {
   let_waits_return();
 }
 
+void GroupBackend::leave_by_exception() {
+  // Weft tells the others of it where a group is left while an exception unwinds the stack.
+  struct LeavesUnwound {
+    weft::ProcessGroup& group;
+    ~LeavesUnwound() {
+      try {
+        group.leave(kHaste);
+      } catch (const Error&) {  // it has left before
+      }
+    }
+  };
+  Present& all = present();
+  const std::lock_guard lock(all.mutex);
+  if (all.process != ::getpid()) return;  // they are the parent's
+  for (GroupBackend* const backend : all.backends) {
+    for (weft::ProcessGroup& group : backend->groups_.all()) {
+      try {
+        const LeavesUnwound leaving{group};
+        throw std::exception();
+      } catch (const std::exception&) {
+      }
+    }
+  }
+}
+
 void GroupBackend::replace(weft::ProcessGroup group, const Place& place) {
   groups_.replace(std::move(group));
   place_ = place;

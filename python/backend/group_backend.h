@@ -54,6 +54,9 @@ class GroupBackend : public c10d::Backend {
   // Leaves all groups of this process as the interpreter ends: politely, as shutdown() does, or at
   // once and without a word, as if the process had been killed.
   static void leave_all(bool politely);
+  // Tells the ranks of all groups of this process that an exception ends this one's program. Waits
+  // for nobody.
+  static void leave_by_exception();
 
  protected:
   using Works = std::vector<weft::Work>;

@@ -21,6 +21,8 @@ PYBIND11_MODULE(_weft, module) {
   module.def("set_main_thread", &set_main_thread, py::arg("id"));
   module.def("leave_all", &GroupBackend::leave_all, py::arg("politely"),
              py::call_guard<py::gil_scoped_release>());
+  module.def("leave_by_exception", &GroupBackend::leave_by_exception,
+             py::call_guard<py::gil_scoped_release>());
   module.def("facts_of", [](const std::string& text) -> std::optional<py::tuple> {
     const auto facts = facts_of(text);
     if (!facts) return std::nullopt;

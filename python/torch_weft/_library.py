@@ -19,6 +19,7 @@ def load():
         from torch_weft import _weft as module
 
         _follow_main_thread(module)
+        _follow_exceptions(module)
         atexit.register(_leave, module)
         _weft = module
     return _weft
@@ -49,9 +50,25 @@ def _follow_main_thread(module):
     os.register_at_fork(after_in_child=tell)
 
 
+def _follow_exceptions(module):
+    # The process may live on for long after an exception that nobody caught: Python waits for
+    # threads, which may wait for other ranks, and runs what other modules do at its end.
+    shown_before = sys.excepthook
+
+    def show(kind, error, trace):
+        is_the_end = not hasattr(sys, "ps1") and not sys.flags.interactive  # no prompt follows
+        try:
+            if is_the_end:
+                module.leave_by_exception()
+        finally:
+            shown_before(kind, error, trace)
+
+    sys.excepthook = show
+
+
 def _leave(module):
-    # An exception that nobody caught ends the process as if it had been killed: the other ranks
-    # learn of it at once. Otherwise this rank waits until they have what they need of it.
+    # After an exception that nobody caught, this rank waits for nobody. Otherwise it waits until
+    # the other ranks have what they need of it.
     is_well = getattr(sys, "last_value", None) is None
     try:
         module.leave_all(is_well)

@@ -27,6 +27,14 @@ if rank == 0:
 dist.recv(torch.zeros(1), 0)
 """
 
+# A thread that is no daemon keeps rank 0 alive, and itself waits for rank 1.
+RAISES_BESIDE_A_THREAD = """
+if rank == 0:
+    threading.Thread(target=lambda: dist.recv(torch.zeros(1), 1, tag=5)).start()
+    raise KeyError("mine")
+dist.recv(torch.zeros(1), 0)
+"""
+
 AGAIN = """
 for i in range(5):
     dist.destroy_process_group()
@@ -132,6 +140,13 @@ class Lifetime(unittest.TestCase):
         self.assertIn("torch_weft.errors.PeerLost: recv", theirs[2])
         self.assertLess(time.monotonic() - begin, 40)
         self.assertEqual(left, set())
+
+    def test_an_exception_beside_a_thread_ends_the_others_too(self):
+        (mine, theirs), _ = run(RAISES_BESIDE_A_THREAD)
+        self.assertEqual((mine[0], theirs[0]), (1, 1))
+        self.assertIn("KeyError", mine[2])
+        self.assertIn("PeerLost: recv", theirs[2])
+        self.assertIn("rank 0 left the group by an exception", theirs[2])
 
     def test_a_killed_rank_is_known_in_a_second(self):
         results, _ = run(KILLED, size=3)
