@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <weft/python/backend/backend.h>
 #include <weft/python/backend/creation.h>
@@ -80,21 +81,39 @@ void refuse_used(c10d::Store& store, int rank, std::uint64_t uuid) {
                                  " is already used; take a new one for each reconfiguration");
 }
 
+// A store on which one may wait: a TCPStore holds up its other users meanwhile, so it is given
+// another connection.
+c10::intrusive_ptr<c10d::Store> to_wait_on(const c10::intrusive_ptr<c10d::PrefixStore>& store) {
+  const auto inner = store->getUnderlyingNonPrefixStore();
+  if (dynamic_cast<const c10d::TCPStore*>(inner.get()) == nullptr) return store;
+  return store->clone();
+}
+
 // Blocks until each of the ranks has set its key.
-void meet(c10d::Store& store, int rank, int size, std::chrono::milliseconds timeout) {
-  store.set(key(rank), std::vector<std::uint8_t>{1});
+void meet(const c10::intrusive_ptr<c10d::PrefixStore>& store, int rank, int size,
+          std::chrono::milliseconds timeout) {
+  store->set(key(rank), std::vector<std::uint8_t>{1});
+  std::vector<std::string> keys;
+  for (int other = 0; other < size; ++other) keys.push_back(key(other));
   const auto end = std::chrono::steady_clock::now() + timeout;
-  for (int other = 0; other < size; ++other) {
-    while (!store.check({key(other)})) {
-      if (std::chrono::steady_clock::now() > end) {
-        throw Error(Blame::Timeout, "reconfigure: rank " + std::to_string(other) + " of " +
-                                        std::to_string(size) + " did not come after a timeout of " +
-                                        std::to_string(timeout.count()) + " ms")
-            .with_ranks({other});
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+  try {
+    return to_wait_on(store)->wait(keys, timeout);
+  } catch (const std::exception&) {  // each store throws others when the time is over
+    if (std::chrono::steady_clock::now() < end) throw;
   }
+  std::vector<int> missing;
+  std::string names;
+  for (int other = 0; other < size; ++other) {
+    if (store->check({key(other)})) continue;
+    missing.push_back(other);
+    names += (names.empty() ? "" : ", ") + std::to_string(other);
+  }
+  if (missing.empty()) return;
+  throw Error(Blame::Timeout, (missing.size() == 1 ? "reconfigure: rank " : "reconfigure: ranks ") +
+                                  names + " of " + std::to_string(size) +
+                                  " did not come after a timeout of " +
+                                  std::to_string(timeout.count()) + " ms")
+      .with_ranks(missing);
 }
 
 }  // namespace
@@ -127,7 +146,7 @@ WorkPointer Backend::reconfigure(const c10d::ReconfigureOptions& options) {
     refuse_used(*meeting, place.rank, static_cast<std::uint64_t>(options.uuid));
     auto made = made_by([meeting, place, old = taken_groups(),
                          timeout = options.timeout.value_or(place.timeout)]() mutable {
-      meet(*meeting, place.rank, place.size, timeout);
+      meet(meeting, place.rank, place.size, timeout);
       old.clear();  // waits for the others, unless a loss has broken them
       return join(meeting, place, std::nullopt);
     });

@@ -83,11 +83,16 @@ bool IssuedWork::isCompleted() {
 
 bool IssuedWork::isSuccess() const { return is_done() && exception() == nullptr; }
 
-std::exception_ptr IssuedWork::exception() const {
+std::optional<Error> IssuedWork::first_error() const {
   for (const weft::Work& one : operations_) {
-    if (const auto error = one.error()) return failure_of(*error, name_.operation);
+    if (auto error = one.error()) return error;
   }
-  return nullptr;
+  return std::nullopt;
+}
+
+std::exception_ptr IssuedWork::exception() const {
+  const auto error = first_error();
+  return error ? failure_of(*error, name_.operation) : nullptr;
 }
 
 int IssuedWork::sourceRank() const {

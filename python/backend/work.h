@@ -69,6 +69,7 @@ class IssuedWork final : public c10d::Work {
 
  private:
   bool is_done() const;
+  std::optional<Error> first_error() const;  // of an operation that has ended
   bool is_on_gpu() const;
   void await(weft::Work& operation, std::chrono::milliseconds limit) const;
   void when_done(std::function<void(const std::optional<Error>&)> done) const;

@@ -89,6 +89,21 @@ def reconfigure(rank, size, folder):
     return first, second
 
 
+def reconfigure_without_one(rank, size, folder):
+    join(rank, size, folder, enable_reconfigure=True)
+    store = dist.FileStore(folder + "/handles", size)
+    store.set(str(rank), dist.distributed_c10d._get_reconfigure_handle())
+    handles = [store.get(str(other)).decode() for other in range(2)]
+    told = None
+    if rank == 0:
+        try:
+            dist.distributed_c10d._reconfigure(uuid=1, handles=handles, timeout=datetime.timedelta(milliseconds=100))
+        except dist.DistBackendError as error:
+            told = type(error).__name__, error.ranks
+    dist.destroy_process_group()
+    return told
+
+
 def detail(rank, size, folder):
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     join(rank, size, folder)
@@ -155,6 +170,10 @@ class Groups(RanksTest):
     @unittest.skipUnless(hasattr(dist.distributed_c10d, "_reconfigure"), "this torch has no _reconfigure")
     def test_are_reconfigured(self):
         self.assertEqual(self.ranks.run(reconfigure), [(3, 6.0), ((3, 6.0), (0, 2, 5.0)), ((3, 6.0), (1, 2, 5.0))])
+
+    @unittest.skipUnless(hasattr(dist.distributed_c10d, "_reconfigure"), "this torch has no _reconfigure")
+    def test_name_the_rank_that_does_not_come_to_a_reconfiguration(self):
+        self.assertEqual(self.ranks.run(reconfigure_without_one), [("Timeout", [1]), None, None])
 
     def test_tell_all_who_left_early(self):
         self.assertEqual(self.ranks.run(leave_early), [("PeerLost", [2], True)] * 2 + [None])
