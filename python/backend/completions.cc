@@ -20,14 +20,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Tasks within tasks beyond this depth wait for each other, for a second each.
+// Tasks that are nested deeper than this share one queue, where each holds the next up for a
+// second.
 constexpr std::size_t kDepths = 4;
 
 // The depth of the task that this thread runs, from 1; 0 on other threads.
 thread_local std::size_t depth = 0;
 
-// The tasks of one depth, and the threads that run them. One thread more than there are running
-// tasks stands by.
+// The operation that this thread's task follows.
+thread_local std::optional<Cause> task_cause;
+
+// Holds the tasks of one depth, and runs them on threads of its own. One thread that runs no task
+// always stands by.
 class Queue {
  public:
   void run(std::function<void()> task, std::size_t its_depth) {
@@ -87,7 +91,7 @@ class Queue {
   std::size_t depth_ = 0;
   std::size_t idle_ = 0;     // threads that run no task
   std::size_t running_ = 0;  // tasks
-  Clock::time_point began_;  // when the latest of them did
+  Clock::time_point began_;  // when the latest task began
 };
 
 struct Queues {
@@ -101,7 +105,8 @@ std::size_t depth_of_future() { return std::min(depth + 1, kDepths); }
 
 namespace {
 
-// Those of this process: a fork leaves the parent's behind. They outlive the interpreter.
+// Returns the queues of this process, whose parent's threads a fork has left behind. They outlive
+// the interpreter.
 Queues& own_queues() {
   static std::mutex mutex;
   static Queues* queues = nullptr;
@@ -112,8 +117,15 @@ Queues& own_queues() {
 
 }  // namespace
 
-void complete_soon(std::size_t its_depth, std::function<void()> task) {
-  own_queues().by_depth[its_depth - 1].run(std::move(task), its_depth);
+std::optional<Cause> cause_of_callback() { return task_cause; }
+
+void complete_soon(std::size_t its_depth, const Cause& cause, std::function<void()> task) {
+  const auto follow = [cause, task = std::move(task)] {
+    task_cause = cause;
+    task();
+    task_cause.reset();
+  };
+  own_queues().by_depth[its_depth - 1].run(follow, its_depth);
 }
 
 void await_completions(std::chrono::milliseconds limit) {

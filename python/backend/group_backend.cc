@@ -227,7 +227,9 @@ c10::intrusive_ptr<c10d::Work> GroupBackend::issue(
     Call call, const std::function<Works(weft::ProcessGroup&, Outputs&)>& function) {
   const WithoutGil unlocked;
   const auto limit = limit_of(call.timeout);
-  auto work = c10::make_intrusive<IssuedWork>(getRank(), call.name, ++number_, limit, call.inputs,
+  const Cause operation{this, ++number_};
+  order_.next(call.name, operation);
+  auto work = c10::make_intrusive<IssuedWork>(getRank(), call.name, operation, limit, call.inputs,
                                               call.outputs);
   Outputs outputs;
   translated(call.name.operation, [&] {
@@ -248,7 +250,7 @@ c10::intrusive_ptr<c10d::Work> GroupBackend::issue(
 c10::intrusive_ptr<c10d::Work> GroupBackend::endCoalescing() {
   auto all = coalescing_.end();
   TORCH_CHECK(all.has_value(), "weft: coalescing ends, but it has not begun");
-  auto work = c10::make_intrusive<IssuedWork>(getRank(), kCoalesced, number_.load(),
+  auto work = c10::make_intrusive<IssuedWork>(getRank(), kCoalesced, Cause{this, number_.load()},
                                               timeout_.load(), std::vector<at::Tensor>(),
                                               std::move(all->outputs));
   work->issued(std::move(all->operations), std::move(all->copies));

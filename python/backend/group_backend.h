@@ -15,6 +15,7 @@
 
 #include <weft/group.h>
 #include <weft/python/backend/arguments.h>
+#include <weft/python/backend/call_order.h>
 #include <weft/python/backend/coalescing.h>
 #include <weft/python/backend/device_groups.h>
 #include <weft/python/backend/work.h>
@@ -92,6 +93,7 @@ class GroupBackend : public c10d::Backend {
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> number_{0};
   Coalescing coalescing_;
+  CallOrder order_;
 };
 
 }  // namespace weft::python

@@ -152,7 +152,7 @@ WorkPointer Backend::reconfigure(const c10d::ReconfigureOptions& options) {
     });
     replace(std::move(made), place);
     auto work = c10::make_intrusive<IssuedWork>(
-        getRank(), CallName{c10d::OpType::UNKNOWN, "reconfigure", "weft:reconfigure"}, 0,
+        getRank(), CallName{c10d::OpType::UNKNOWN, "reconfigure", "weft:reconfigure"}, Cause(),
         place.timeout, Tensors(), Tensors());
     work->issued({});
     return WorkPointer(std::move(work));

@@ -42,12 +42,12 @@ Error of_whole_wait(const Error& error, std::chrono::milliseconds limit) {
 
 }  // namespace
 
-IssuedWork::IssuedWork(int rank, const CallName& name, std::uint64_t number,
+IssuedWork::IssuedWork(int rank, const CallName& name, const Cause& operation,
                        std::chrono::milliseconds timeout, const std::vector<at::Tensor>& inputs,
                        std::vector<at::Tensor> outputs)
     : c10d::Work(rank, name.type, name.title, inputs),
       name_(name),
-      number_(number),
+      operation_(operation),
       timeout_(timeout),
       outputs_(std::move(outputs)) {}
 
@@ -199,16 +199,11 @@ c10::intrusive_ptr<Future> IssuedWork::getFuture() {
   if (PyGILState_Check() == 0) {
     when_done(complete);
   } else if (is_done()) {
-    complete(operations_.empty() ? std::nullopt : [&] {
-      std::optional<Error> first;
-      for (const weft::Work& one : operations_) {
-        if (!first) first = one.error();
-      }
-      return first;
-    }());
+    complete(first_error());
   } else {
-    when_done([complete, depth = depth_of_future()](const std::optional<Error>& error) {
-      complete_soon(depth, [complete, error] { complete(error); });
+    when_done([complete, depth = depth_of_future(),
+               operation = operation_](const std::optional<Error>& error) {
+      complete_soon(depth, operation, [complete, error] { complete(error); });
     });
   }
   return future_;

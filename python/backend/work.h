@@ -16,6 +16,7 @@
 
 #include <weft/group.h>
 #include <weft/python/backend/arguments.h>
+#include <weft/python/backend/completions.h>
 
 namespace weft::python {
 
@@ -42,8 +43,9 @@ using Copies = std::vector<std::shared_ptr<CopyBack>>;
 
 class IssuedWork final : public c10d::Work {
  public:
-  // The profiler's event begins here. `outputs` is what result() and the future hold.
-  IssuedWork(int rank, const CallName& name, std::uint64_t number,
+  // The profiler's event begins here. `outputs` is what result() and the future hold; `operation`
+  // is what callbacks of the future follow.
+  IssuedWork(int rank, const CallName& name, const Cause& operation,
              std::chrono::milliseconds timeout, const std::vector<at::Tensor>& inputs,
              std::vector<at::Tensor> outputs);
 
@@ -62,7 +64,7 @@ class IssuedWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  std::uint64_t getSequencenumber() const override { return number_; }
+  std::uint64_t getSequencenumber() const override { return operation_.number; }
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   std::chrono::milliseconds getTimeout() const override { return timeout_; }
 #endif
@@ -75,7 +77,7 @@ class IssuedWork final : public c10d::Work {
   void when_done(std::function<void(const std::optional<Error>&)> done) const;
 
   CallName name_;
-  std::uint64_t number_;
+  Cause operation_;
   [[maybe_unused]] std::chrono::milliseconds timeout_;
   std::vector<weft::Work> operations_;
   Copies copies_;

@@ -86,6 +86,42 @@ def interrupt_beside_error(rank, size, folder):
     return name
 
 
+def communicate_in_callbacks(rank, size, folder):
+    """A callback may go on with the group while the program waits, and not while it goes on too."""
+    join(rank, size, folder)
+    results = []
+
+    def again(future):
+        tensor = future.value()[0]
+        dist.all_reduce(tensor)
+        return tensor.item()
+
+    def begin():
+        if rank == 1:
+            dist.recv(torch.zeros(1), 0)  # rank 0's operation cannot end before
+        return dist.all_reduce(torch.ones(1), async_op=True).get_future().then(again)
+
+    future = begin()
+    if rank == 0:
+        dist.send(torch.zeros(1), 1)
+    results.append(future.wait())
+    if rank == 0:
+        future = begin()
+        work = dist.all_reduce(torch.zeros(1), async_op=True)
+        dist.send(torch.zeros(1), 1)
+        try:
+            future.wait()
+        except Exception as error:
+            results += [type(error).__name__, str(error)]
+        work.wait()
+    else:
+        dist.recv(torch.zeros(1), 0)
+        dist.all_reduce(torch.zeros(1))
+        dist.all_reduce(torch.zeros(1))
+    dist.destroy_process_group()
+    return results
+
+
 class Corners(RanksTest):
     def test_columns_are_outputs_that_block_nobody(self):
         one, other = self.ranks.run(exchange_columns)
@@ -98,6 +134,12 @@ class Corners(RanksTest):
 
     def test_ctrl_c_beside_an_error_is_not_lost(self):
         self.assertEqual(self.ranks.run(interrupt_beside_error)[0], "KeyboardInterrupt")
+
+    def test_a_callback_is_refused_where_its_order_is_open(self):
+        one, other = self.ranks.run(communicate_in_callbacks)
+        self.assertEqual((one[0], other), (4.0, [4.0]))
+        self.assertIn("all_reduce: the callback of a future (operation 4 of the group)", one[2])
+        self.assertIn("other ranks may issue these in another order", one[2])
 
     def test_a_waiting_thread_does_not_break_the_end(self):
         program = "threading.Thread(target=lambda: dist.recv(torch.ones(2), 1 - rank, tag=7), daemon=True).start()\n"
