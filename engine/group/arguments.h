@@ -15,7 +15,7 @@ namespace weft::group {
 
 // Checks the device that a program gives: the CPU, or one of the GPUs that this process sees.
 void check_device(const c10::Device& device, int gpus);
-// Whether an operation reads or writes a tensor on this rank.
+// Says whether an operation reads or writes a tensor on this rank.
 enum class Use : std::uint8_t { Reads, Writes };
 // Requires a defined, dense, contiguous tensor on a device that the group carries (on CUDA: on the
 // group's own device).

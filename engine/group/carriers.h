@@ -53,7 +53,7 @@ class Carriers {
   // Stores the communicator for tensors of that device, of a type that has none yet. Called by one
   // thread at a time, which alone may read the carrier's communicator and device.
   void set(c10::Device device, std::shared_ptr<transport::Communicator> made);
-  // Those that have been made, ordered by device type.
+  // The communicators that have been made, ordered by device type.
   std::vector<std::shared_ptr<transport::Communicator>> communicators() const;
 
  private:

@@ -115,7 +115,7 @@ class Failure {
   std::vector<std::pair<Error, Explained>> unexplained_ WEFT_GUARDED_BY(mutex_);
   int asking_ WEFT_GUARDED_BY(mutex_) = 0;                      // threads in explain() that wait
   EventLoop::Registration explaining_ WEFT_GUARDED_BY(mutex_);  // the timer for these
-  // To be aborted.
+  // Communicators that the first failure aborts.
   std::vector<std::shared_ptr<transport::Communicator>> communicators_ WEFT_GUARDED_BY(mutex_);
   std::shared_ptr<HostFlag> flag_ WEFT_GUARDED_BY(mutex_);  // to be raised
 };

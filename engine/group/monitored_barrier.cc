@@ -117,7 +117,8 @@ void MonitoredBarrier::lead(const std::string& base, std::chrono::milliseconds t
   const std::vector<int> missing(absent.begin(), absent.end());
   const std::string verdict =
       absent.empty() ? kPassed : ranks_text(missing) + " did not come within " + describe(timeout);
-  // In this order: a rank that has read the verdict, or comes from now on, comes to the next round.
+  // The round is closed before the verdict is told: a rank that has read the verdict then comes to
+  // the next round.
   store_.add("monitored/closed", 1);
   store_.set(base + "verdict", to_bytes(verdict + "\n" + encode(missing)));
   await_readers(base, absent);

@@ -35,7 +35,7 @@ class MessageNumbers {
 
  private:
   Mutex mutex_;
-  // By peer and tag.
+  // Numbers of messages, by peer and tag.
   std::map<std::pair<int, int>, std::uint64_t> sent_ WEFT_GUARDED_BY(mutex_);
   std::map<std::pair<int, int>, std::uint64_t> received_ WEFT_GUARDED_BY(mutex_);
 };

@@ -36,7 +36,7 @@ class RecentCalls {
     std::string text() const;
   };
   mutable Mutex mutex_;  // held for moments only
-  // At number % size.
+  // The call of a number is at number % size.
   std::array<Called, 128> called_ WEFT_GUARDED_BY(mutex_) = {};
 };
 

@@ -25,9 +25,9 @@ struct SpreadRows {
 };
 
 // Gathers several tensors by one operation, each into its own place, so that nothing is copied
-// afterwards. `tensors`: what the slices lie in, on one device; pinned until the operation has
-// passed. The first has one size on all ranks. `what` names the tensors for WEFT_DEBUG=detail. The
-// ranks compare `training`.
+// afterwards. `tensors`: the tensors in which the slices lie, on one device; pinned until the
+// operation has passed. The first has one size on all ranks. `what` names the tensors for
+// WEFT_DEBUG=detail. The ranks compare `training`.
 Work all_gather_rows(const ProcessGroup& group, std::vector<SpreadRows> rows,
                      std::vector<at::Tensor> tensors, std::string what,
                      transport::Training training);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which ranks hold the other shards of a parameter, and which hold the same one. Code that computes
-// over a whole gradient (its norm, whether it is finite) asks here; what shards parameters answers.
-// Internal; any thread.
+// over a whole gradient (its norm, whether it is finite) asks here; the code that shards parameters
+// answers. Internal; any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ using GroupOfParameter = ProcessGroup (*)(const at::Tensor& parameter);
 // ranks that have the same shard, and step it alike; null: there are none.
 void set_shard_groups(GroupOfParameter shards, GroupOfParameter replicas = nullptr);
 
-// Those groups of the parameter; empty if nothing has been set.
+// Returns the groups of the parameter; empty if none have been set.
 ProcessGroup shard_group_of(const at::Tensor& parameter);
 ProcessGroup replica_group_of(const at::Tensor& parameter);
 

@@ -98,7 +98,7 @@ CoreOptions options_for(const Core& core, const ProcessGroupOptions& wanted) {
   CoreOptions made = core.options;
   made.place_in_mesh.clear();
   if (!wanted.backend.empty()) {
-    // On every rank, also on those that are not in the new group.
+    // Every rank checks this, also ranks that are not in the new group.
     static_cast<void>(parse_backends(wanted.backend));
     made.backend = wanted.backend;
   }
@@ -171,11 +171,12 @@ ProcessGroup new_group(Core& core, const std::vector<int>& ranks,
                            {.rank = core.options.rank, .ranks = core.options.size});
   check_ranks(core, ranks, wanted);
   CoreOptions made = options_for(core, wanted);
-  // Before the store is queried, since it may end with the ranks that see this error first.
+  // The names are checked before the store is queried, since it may end with the ranks that see
+  // this error first.
   if (loss) throw_if_names_lost(core, ranks, *loss);
-  // Counted after all checks, so that a rank whose call was refused is in step when it calls again.
-  // Counted by members, so that other ranks need not call, and may call for groups in another
-  // order.
+  // The group is counted after all checks, so that a rank whose call was refused is in step when it
+  // calls again. It is counted by its members, so that other ranks need not call, and may call for
+  // groups in another order.
   const std::string members = listed(ranks);
   const int nth = core.numbers.next("group " + members);
   made.name = core.options.name + "/" + members + (nth == 1 ? "" : "#" + std::to_string(nth)) +

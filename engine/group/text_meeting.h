@@ -33,9 +33,9 @@ class TextMeeting {
   std::vector<std::string> texts();
   // As texts(), as an operation that the flight recorder shows.
   std::vector<std::string> meet();
-  // Called by every rank that throws what the texts have told it. Blocks until all ranks have
-  // called it, but only for a moment (2 s): a rank that throws may end the process, and the store
-  // with it, before the others have read.
+  // Every rank that throws an error of which the texts have told it calls this. Blocks until all
+  // ranks have called it, but only for a moment (2 s): a rank that throws may end the process, and
+  // the store with it, before the others have read.
   void await_readers() noexcept;
 
  private:

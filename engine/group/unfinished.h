@@ -30,7 +30,7 @@ class Unfinished {
   void add(Issued issued);
   // Recent operations, oldest first; some of them may have ended.
   const std::vector<Issued>& issued() const { return issued_; }
-  // The oldest of those that have not ended.
+  // The oldest operation that has not ended.
   std::vector<Wait> waits() const;
   // The last operation, and how long ago it was. `begun`: how many collectives this rank has begun.
   std::string last_text(std::uint64_t begun) const;

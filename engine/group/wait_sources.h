@@ -19,8 +19,8 @@ class WaitSources {
   void add(const std::string& group, WaitSource source);
   void remove(const std::string& group);
   std::optional<WaitSource> of(const std::string& group) const;
-  // A copy, since a source may hold the last reference to its group, whose destructor takes the
-  // mutex.
+  // Returns a copy, since a source may hold the last reference to its group, whose destructor takes
+  // the mutex.
   std::map<std::string, WaitSource> all() const;
   // The oldest operation of this rank in any group other than `but`, with its group.
   std::optional<std::pair<std::string, Wait>> oldest(const std::string& but = {}) const;

@@ -94,7 +94,7 @@ std::vector<at::Tensor> Outputs::of(const std::vector<at::Tensor>& outputs) {
 }
 
 void Outputs::copy_back() const {
-  // Inference tensors too, which only code below these keys may change on other threads.
+  // Below these keys, inference tensors may be changed on other threads too.
   const at::AutoDispatchBelowADInplaceOrView same_memory;
   for (const auto& [output, instead] : pairs_) output.copy_(instead);
 }

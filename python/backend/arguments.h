@@ -24,14 +24,14 @@ void check_pairs(const char* operation, std::size_t outputs, std::size_t inputs)
 at::Tensor movable(const at::Tensor& tensor);
 std::vector<at::Tensor> movable(const std::vector<at::Tensor>& tensors);
 
-// Outputs, with contiguous tensors in the place of those that are not. Those are copied back when
-// the operation has ended: by IssuedWork, on any thread.
+// The outputs of an operation. A contiguous tensor takes the place of each that is not contiguous.
+// IssuedWork copies it back when the operation has ended, on any thread.
 class Outputs {
  public:
   at::Tensor of(const at::Tensor& output);
   std::vector<at::Tensor> of(const std::vector<at::Tensor>& outputs);
-  // A tensor that an operation changes in place, element by element, in whatever order: its own
-  // memory if it is dense, else a copy. Throws Caller if elements share memory.
+  // Returns the memory of a tensor that an operation changes in place, element by element and in
+  // any order: its own memory if it is dense, else a copy. Throws Caller if elements share memory.
   at::Tensor in_place(const char* operation, const at::Tensor& tensor);
   // True if nothing needs to be copied.
   bool is_direct() const { return pairs_.empty(); }

@@ -70,13 +70,13 @@ class Backend final : public MovingBackend {
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
   bool supportsSplitting() const override { return true; }
-  // A group of these ranks of this one; nullptr on the others.
+  // Makes a group of these ranks. Returns nullptr on the others.
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                           const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& options) override;
   bool supportsShrinking() const override { return true; }
-  // A group of the ranks of this one that are not excluded. Needs no excluded rank: they may be
-  // lost.
+  // Makes a group of the ranks that are not excluded. Those that are excluded may be lost, and do
+  // not call it.
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<std::int64_t>& ranks_to_exclude,
                                            int flags,
                                            const c10::intrusive_ptr<Options>& options) override;

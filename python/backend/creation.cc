@@ -12,7 +12,7 @@ namespace weft::python {
 
 namespace {
 
-// The first group of the job, of which the others are made, so that they share its connections.
+// The first group of the job. The others are made of it, so that they share its connections.
 struct World {
   std::mutex mutex;
   c10::weak_intrusive_ptr<Backend> backend{c10::intrusive_ptr<Backend>()};

@@ -20,7 +20,7 @@ c10::intrusive_ptr<Backend> create(const c10d::DistributedBackendOptions& option
 weft::ProcessGroup join(const c10::intrusive_ptr<c10d::Store>& store, const Place& place,
                         std::optional<c10::Device> gpu);
 
-// If the first is the world, of which new groups are made, the second takes its place.
+// Later groups are made of the world. If `first` is the world, `second` takes its place.
 void follow_world(const Backend& first, const c10::intrusive_ptr<Backend>& second);
 
 // Calls a function that makes a group and blocks until the other ranks have called it too.

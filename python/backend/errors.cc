@@ -48,15 +48,16 @@ const char* class_name(Blame blame) {
   }
 }
 
-// The classes by name, each kept for ever. Looked up once: to import a module runs code of Python,
-// which would raise the KeyboardInterrupt of a Ctrl-C in the place of the error.
+// Maps names to classes, which are kept for ever. They are looked up once, because importing a
+// module runs Python code, which would raise the KeyboardInterrupt of a Ctrl-C in place of the
+// error.
 std::map<std::string, PyObject*>& classes() {
   static auto* const all = new std::map<std::string, PyObject*>;  // outlives the interpreter
   return *all;
 }
 
-// Begins with the operation, also where a group that is broken refuses the next one. Programs over
-// c10d look for the word " timeout " in the text.
+// The text begins with the operation, even if a broken group has refused it. Programs over c10d
+// look for the word " timeout " in the text.
 std::string text_for_python(const Error& error, const std::string& operation) {
   const bool is_named = error.text().find(operation) != std::string::npos;
   return (is_named ? "" : operation + ": ") + error.text() +

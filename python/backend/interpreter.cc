@@ -22,7 +22,7 @@ std::atomic<unsigned long> main_thread{0};
 std::atomic<bool> holds_waits{false};
 std::atomic<std::chrono::steady_clock::time_point> last_return{};
 
-// A call on a thread of its own.
+// A call that runs on a thread of its own.
 struct Call {
   std::mutex mutex;
   std::condition_variable ended;

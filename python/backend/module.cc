@@ -10,7 +10,7 @@ namespace weft::python {
 
 PYBIND11_MODULE(_weft, module) {
   module.doc() = "The backend \"weft\" of torch.distributed";
-  // torch.distributed's own classes, of which those below are made.
+  // The classes below are derived from torch.distributed's.
   py::module_::import("torch.distributed");
   load_classes();
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "Backend")

@@ -193,7 +193,7 @@ WorkPointer MovingBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                [&](weft::ProcessGroup& group, Outputs& to) -> Works {
                  at::Tensor into = to.of(output), from = movable(input);
                  if (output_splits.empty() && input_splits.empty()) {
-                   // Equal parts, whatever the shapes.
+                   // The parts must be equal, and their shapes may differ.
                    into = into.view({-1});
                    from = from.view({-1});
                  }

@@ -32,8 +32,8 @@ constexpr CallName kReduceScatterCoalesced{kCoalescedScatters, "reduce_scatter_c
                                            "weft:reduce_scatter_coalesced"};
 constexpr CallName kBarrier{OpType::BARRIER, "barrier", "weft:barrier"};
 
-// The memory to reduce for each tensor. One that is listed twice is reduced once in place, and then
-// in a copy, because all reductions take the values from before the call.
+// Returns the memory that is reduced for each tensor. A tensor that is listed twice is reduced once
+// in place, and then in a copy, because all reductions take the values from before the call.
 Tensors apart(const char* operation, const Tensors& tensors, Outputs& to) {
   Tensors all;
   for (const at::Tensor& tensor : tensors) {

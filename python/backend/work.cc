@@ -55,7 +55,7 @@ void IssuedWork::issued(std::vector<weft::Work> operations, Copies copies) {
   operations_ = std::move(operations);
   copies_ = std::move(copies);
   if (!copies_.empty() && !is_on_gpu()) {
-    // Also if nobody waits.
+    // The outputs are copied back even if nobody waits.
     when_done([all = copies_](const std::optional<Error>& error) {
       if (!error) run(all);
     });
@@ -105,7 +105,8 @@ void IssuedWork::abort() {
   TORCH_CHECK(false, "weft: one operation cannot be aborted alone; abort its process group");
 }
 
-// Blocks until the operation has ended. On the main thread in pieces, so that Ctrl-C is seen.
+// Blocks until the operation has ended. The main thread waits in pieces, and looks for Ctrl-C after
+// each.
 void IssuedWork::await(weft::Work& operation, std::chrono::milliseconds limit) const {
   const bool is_limited = limit > std::chrono::milliseconds(0);
   if (!on_main_thread()) return operation.synchronize(is_limited ? limit : weft::kNoTimeout);
@@ -119,7 +120,7 @@ void IssuedWork::await(weft::Work& operation, std::chrono::milliseconds limit) c
     try {
       return operation.synchronize(piece);
     } catch (const Error& error) {
-      // Its own end, or the end of this piece.
+      // Either the operation has failed, or only this piece of the wait is over.
       if (error.blame() != Blame::Timeout || operation.query())
         return operation.synchronize(weft::kNoTimeout);
       if (is_limited && Clock::now() >= end) throw of_whole_wait(error, limit);
@@ -174,8 +175,8 @@ void IssuedWork::when_done(std::function<void(const std::optional<Error>&)> done
 }
 
 c10::intrusive_ptr<Future> IssuedWork::getFuture() {
-  // The current stream waits; the future records it and is complete at once. Not under the mutex:
-  // wait() takes the GIL when it returns.
+  // The current stream waits; the future records it and is complete at once. The mutex is not held
+  // meanwhile, because wait() takes the GIL when it returns.
   if (is_on_gpu()) wait(::kNoTimeout);
   const std::lock_guard lock(future_mutex_);
   if (future_) return future_;

@@ -27,7 +27,7 @@ struct CallName {
   const char* title;      // "weft:all_reduce", for the profiler
 };
 
-// Outputs that are copied back once, by the thread that comes first.
+// Copies outputs back once, on the first thread that calls run().
 class CopyBack {
  public:
   explicit CopyBack(Outputs outputs) : outputs_(std::move(outputs)) {}
