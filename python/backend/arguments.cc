@@ -4,7 +4,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/as_strided.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/core/GradMode.h>
 
@@ -22,6 +22,17 @@ namespace {
 
 bool is_strided(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided;
+}
+
+// True if the tensor's memory holds its values one after the other, and not their conjugates or
+// negatives.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// The same values in memory that is_plain(): the tensor's own if that is, else a copy.
+at::Tensor plain(const at::Tensor& tensor) {
+  return tensor.contiguous().resolve_conj().resolve_neg();
 }
 
 }  // namespace
@@ -46,7 +57,7 @@ void check_pairs(const char* operation, std::size_t outputs, std::size_t inputs)
 at::Tensor movable(const at::Tensor& tensor) {
   if (!is_strided(tensor)) return tensor;
   const at::AutoDispatchBelowADInplaceOrView same_memory;
-  const at::Tensor whole = tensor.contiguous();
+  const at::Tensor whole = plain(tensor);
   switch (whole.scalar_type()) {
     case at::kFloat8_e4m3fnuz:
     case at::kFloat8_e5m2fnuz:
@@ -65,23 +76,25 @@ std::vector<at::Tensor> movable(const std::vector<at::Tensor>& tensors) {
 }
 
 at::Tensor Outputs::of(const at::Tensor& output) {
-  if (!is_strided(output) || output.is_contiguous()) return movable(output);
-  at::Tensor instead = at::empty_like(output, at::MemoryFormat::Contiguous);
+  if (!is_strided(output) || is_plain(output)) return movable(output);
+  at::Tensor instead = at::empty(output.sizes(), output.options());
   pairs_.emplace_back(output, instead);
   return movable(instead);
 }
 
 at::Tensor Outputs::in_place(const char* operation, const at::Tensor& tensor) {
-  if (!is_strided(tensor) || tensor.is_contiguous()) return tensor;
+  if (!is_strided(tensor) || is_plain(tensor)) return tensor;
   const at::AutoDispatchBelowADInplaceOrView same_memory;
-  if (tensor.is_non_overlapping_and_dense()) return at::as_strided(tensor, {tensor.numel()}, {1});
+  const bool is_dense = tensor.is_non_overlapping_and_dense();
+  if (is_dense && !tensor.is_conj() && !tensor.is_neg())
+    return at::as_strided(tensor, {tensor.numel()}, {1});
   if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
     throw Error(Blame::Caller,
                 std::string(operation) +
                     ": elements of this tensor share memory, as expand() makes them; pass "
                     ".contiguous(), and read the result there");
   }
-  at::Tensor instead = tensor.contiguous();
+  at::Tensor instead = plain(tensor);
   pairs_.emplace_back(tensor, instead);
   return instead;
 }

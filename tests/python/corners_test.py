@@ -86,6 +86,15 @@ def interrupt_beside_error(rank, size, folder):
     return name
 
 
+def gather_into_negated_views(rank, size, folder):
+    """Views whose memory holds the negatives of their values."""
+    join(rank, size, folder)
+    outputs = [torch.imag(torch.tensor([1j]).conj()) for _ in range(size)]
+    dist.all_gather(outputs, torch.tensor([rank + 1.0]))
+    dist.destroy_process_group()
+    return [output.is_neg() for output in outputs], [output.item() for output in outputs]
+
+
 def communicate_in_callbacks(rank, size, folder):
     """A callback may go on with the group while the program waits, and not while it goes on too."""
     join(rank, size, folder)
@@ -134,6 +143,9 @@ class Corners(RanksTest):
 
     def test_ctrl_c_beside_an_error_is_not_lost(self):
         self.assertEqual(self.ranks.run(interrupt_beside_error)[0], "KeyboardInterrupt")
+
+    def test_negated_views_receive_values(self):
+        self.assertEqual(self.ranks.run(gather_into_negated_views), [([True, True], [1.0, 2.0])] * 2)
 
     def test_a_callback_is_refused_where_its_order_is_open(self):
         one, other = self.ranks.run(communicate_in_callbacks)
