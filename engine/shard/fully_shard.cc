@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <functional>
 #include <sstream>
 #include <unordered_map>
 #include <unordered_set>
@@ -125,7 +126,6 @@ ProcessGroup replicas_of_shard(const at::Tensor& parameter) {
 std::vector<std::shared_ptr<Unit>> make_units(torch::nn::Module& module, ModelRanks ranks,
                                               const FullyShardOptions& options, const char* name,
                                               const std::vector<ChosenUnit>& chosen) {
-  const MakingAsUsual usual;  // if an OnMeta lives
   install({&ShardedModel::before_operator, &ShardedModel::after_change});
   group::set_shard_groups(&group_of_shard, &replicas_of_shard);
   std::vector<std::shared_ptr<Unit>> units;
@@ -151,6 +151,14 @@ void require_usable(const std::shared_ptr<torch::nn::Module>& module,
   check_options(options);
 }
 
+// Collective. Calls `check` and throws what it throws on one rank on all of them.
+void check_on_all(const ModelRanks& ranks, const char* name, const std::function<void()>& check) {
+  parallel::on_all_ranks(ranks.all, name, "it", [&] {
+    ProcessGroup all = ranks.all;
+    group::agree(all, group::error_of(check));
+  });
+}
+
 // The units of all shards in the module, in the order of its parameters.
 std::vector<std::shared_ptr<Unit>> units_in(torch::nn::Module& module) {
   std::vector<std::shared_ptr<Unit>> units;
@@ -165,6 +173,24 @@ std::vector<std::shared_ptr<Unit>> units_in(torch::nn::Module& module) {
 constexpr const char* kRoot = "FullyShardedDataParallel";
 constexpr const char* kUnit = "fully_shard";
 
+// Throws Caller for shards of other ranks, or of another root.
+void require_free(torch::nn::Module& module, const ModelRanks& ranks) {
+  for (const auto& unit : units_in(module)) {
+    const std::string sharded =
+        std::string(kRoot) + ": parameter '" + unit->parameters().front().name + "' ";
+    if (!unit->ranks().are_same(ranks)) {
+      throw Error(Blame::Caller, sharded +
+                                     "was sharded over another group or mesh by fully_shard(); "
+                                     "pass the same to both");
+    }
+    if (unit->model.lock()) {
+      throw Error(Blame::Caller, sharded +
+                                     "belongs to another FullyShardedDataParallel already; wrap "
+                                     "only the root");
+    }
+  }
+}
+
 Error refused_join() {
   return {Blame::Caller,
           "join: a sharded model is joined together with its optimizer, since a rank that has run "
@@ -176,22 +202,16 @@ Error refused_join() {
 ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const GroupOrMesh& over,
                          const FullyShardOptions& options)
     : state_(std::make_unique<State>()) {
+  const MakingAsUsual usual;  // if an OnMeta lives
   const ModelRanks ranks(over, kRoot);
-  require_usable(module, options, kRoot);
-  for (const auto& unit : units_in(*module)) {
-    if (!unit->ranks().are_same(ranks)) {
-      throw Error(Blame::Caller,
-                  std::string(kRoot) + ": parameter '" + unit->parameters().front().name +
-                      "' was sharded over another group or mesh by fully_shard(); pass the same "
-                      "to both");
-    }
-    if (unit->model.lock()) {
-      throw Error(Blame::Caller,
-                  std::string(kRoot) + ": parameter '" + unit->parameters().front().name +
-                      "' belongs to another FullyShardedDataParallel already; wrap only the root");
-    }
-  }
-  const auto chosen = choose_units(module, options);
+  std::vector<ChosenUnit> chosen;
+  check_on_all(ranks, kRoot, [&] {
+    require_usable(module, options, kRoot);
+    require_free(*module, ranks);
+    chosen = choose_units(module, options);
+    if (chosen.empty() && units_in(*module).empty())
+      throw Error(Blame::Caller, std::string(kRoot) + ": the module has no parameters");
+  });
   const bool is_one = chosen.size() == 1 && chosen.front().name.empty();
   if (options.units && is_one && units_in(*module).empty() && ranks.all.rank() == 0) {
     log::warn(
@@ -207,8 +227,6 @@ ShardedRoot::ShardedRoot(const std::shared_ptr<torch::nn::Module>& module, const
     if (unit && named.insert(place.tensor.unsafeGetTensorImpl()).second)
       unit->rename(index, place.name);
   }
-  if (units.empty())
-    throw Error(Blame::Caller, std::string(kRoot) + ": the module has no parameters");
   state_->module = module;
   state_->group = ranks.all;
   state_->options = options;
@@ -270,18 +288,22 @@ void ShardedRoot::set_synchronizing(bool on) {
 
 void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module, const GroupOrMesh& over,
                    const FullyShardOptions& options) {
+  const MakingAsUsual usual;  // if an OnMeta lives
   const ModelRanks ranks(over, kUnit);
-  require_usable(module, options, kUnit);
-  if (options.units) {
-    throw Error(Blame::Caller,
-                "fully_shard makes one unit of the module; FullyShardOptions::units belongs to the "
-                "FullyShardedDataParallel of the root");
-  }
-  const ChosenUnit chosen = whole_unit(module, module->name());
-  if (chosen.parameters.empty()) {
-    throw Error(Blame::Caller,
-                "fully_shard: the module has no parameters that are not sharded already");
-  }
+  ChosenUnit chosen;
+  check_on_all(ranks, kUnit, [&] {
+    require_usable(module, options, kUnit);
+    if (options.units) {
+      throw Error(Blame::Caller,
+                  "fully_shard makes one unit of the module; FullyShardOptions::units belongs to "
+                  "the FullyShardedDataParallel of the root");
+    }
+    chosen = whole_unit(module, module->name());
+    if (chosen.parameters.empty()) {
+      throw Error(Blame::Caller,
+                  "fully_shard: the module has no parameters that are not sharded already");
+    }
+  });
   make_units(*module, ranks, options, kUnit, {chosen});
 }
 
@@ -348,6 +370,19 @@ struct FullParameters::State {
     }
   }
 
+  // An optimizer that was made of the whole parameters would step nothing from now on.
+  static void refuse_later_use(const Swapped& item) noexcept {
+    if (item.whole.use_count() == 1) return;
+    const std::string& name = item.unit->parameters()[item.place].name;
+    const auto failure = group::error_of([&] {
+      shard::refuse_gradient(item.whole, "the whole parameter '" + name +
+                                             "' is that of a weft::FullParameters which is gone; "
+                                             "make optimizers of model->parameters() outside of "
+                                             "weft::FullParameters");
+    });
+    if (failure) log::error("FullParameters: " + failure->text());
+  }
+
   void end() noexcept {
     const c10::AutoGradMode no_grad(false);
     std::unordered_set<const void*> written;
@@ -355,6 +390,7 @@ struct FullParameters::State {
       if (writable && written.insert(item.shard.unsafeGetTensorImpl()).second) keep_rows(item);
       item.shard.set_requires_grad(item.whole.requires_grad());
       shard::parameter_entry(*item.module, item.key) = item.shard;
+      refuse_later_use(item);
     }
     for (const auto& unit : units) unit->let_go();
   }

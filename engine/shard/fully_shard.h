@@ -27,10 +27,18 @@
 // forward.
 //
 // Not supported, and refused with an error: sparse gradients and max_norm of embeddings, parameters
-// in a ParameterList or ParameterDict, writing to parameters in place during forward, a backward
-// with create_graph that reaches parameters, AutogradContext, and join() without the optimizer. Not
-// found: an optimizer that was made before sharding steps nothing, clone() of a module copies
-// shards, and gradients appear at model->parameters(), not at the modules' members.
+// in a ParameterList or ParameterDict, different parameters with common memory, an optimizer that
+// was made before sharding, memory that a module's member is given (set_data(), torch::load()),
+// writing to parameters in place during forward, a backward with create_graph that reaches
+// parameters, AutogradContext, and join() without the optimizer. Hooks, requires_grad_() and
+// gradients of the modules' members are refused too: use those of the shards. In a forward the
+// memory of a parameter is there once an operator has used it, so a kernel of your own takes the
+// pointer of weight.detach().
+//
+// Not found: clone() of a module copies shards, and torch::save() writes them, unless
+// FullParameters lives; and what adds up over model->parameters(), such as
+// torch::nn::utils::clip_grad_norm_ and torch::optim::LBFGS, adds up this rank's rows only: use
+// weft::clip_grad_norm_, and another optimizer.
 #pragma once
 
 #include <functional>
@@ -190,8 +198,8 @@ class FullyShardedDataParallel final : public shard::ShardedRoot {
  public:
   // Blocks until all ranks have called it. Copies rank 0's parameters and buffers to all ranks,
   // then keeps this rank's rows. Units that fully_shard() has made stay as they are. Throws Caller
-  // on all ranks if the model or the options differ between them or the mesh has three axes, and on
-  // each for parameters that cannot be sharded.
+  // on all ranks if the model or the options differ between them, the mesh has three axes, or a
+  // parameter of one rank cannot be sharded.
   FullyShardedDataParallel(
       std::shared_ptr<Module> module, GroupOrMesh over,
       FullyShardOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>

@@ -14,6 +14,7 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -125,9 +126,12 @@ class UnitNode final : public torch::autograd::Node {
                       "for gradients of inputs only");
     }
     variable_list outputs(gradients.size());
-    if (auto reduction =
-            model->take_gradients(*unit, parameters_, synchronizes_, std::move(gradients), outputs))
-      started_->put(std::move(reduction));
+    auto reduction =
+        model->take_gradients(*unit, parameters_, synchronizes_, std::move(gradients), outputs);
+    if (!reduction) return outputs;
+    // The engine then reads what each node returns, to look for NaN.
+    if (torch::autograd::AnomalyMode::is_enabled()) reduction->wait();
+    started_->put(std::move(reduction));
     return outputs;
   }
 
@@ -262,6 +266,25 @@ class Packing {
   std::int64_t total_ = 0;
 };
 
+// A member that becomes a leaf would keep its whole gradient on each rank.
+void require_frozen(const UnitParameter& parameter) {
+  if (!parameter.whole.requires_grad()) return;
+  throw Error(Blame::Caller,
+              "requires_grad was switched on for the module's member of parameter '" +
+                  parameter.name +
+                  "', which is sharded; call requires_grad_() of its shard, which "
+                  "model->parameters() has");
+}
+
+// Hooks of a member are lost with the node that they were registered on.
+void refuse_hooks(const UnitParameter& parameter) {
+  if (!has_hooks(parameter.whole)) return;
+  throw Error(Blame::Caller,
+              "a hook was registered on the module's member of parameter '" + parameter.name +
+                  "', which is sharded and has no whole gradient; register it on its shard, which "
+                  "model->parameters() has");
+}
+
 }  // namespace
 
 void attach_nodes(Unit& unit, const std::vector<at::Tensor>& shards, std::uint64_t version,
@@ -270,8 +293,10 @@ void attach_nodes(Unit& unit, const std::vector<at::Tensor>& shards, std::uint64
   std::vector<at::ScalarType> dtypes;
   for (std::size_t i = 0; i < unit.parameters().size(); ++i) {
     const UnitParameter& parameter = unit.parameters()[i];
+    refuse_hooks(parameter);
     if (!shards[i].requires_grad()) {
       torch::autograd::impl::set_gradient_edge(parameter.whole, {});
+      require_frozen(parameter);
     } else {
       trained.push_back(i);
       dtypes.push_back(parameter.dtype);

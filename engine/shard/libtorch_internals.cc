@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <mutex>
 #include <utility>
 
@@ -6,9 +7,11 @@
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 #include <torch/nn/module.h>
 
@@ -55,6 +58,8 @@ struct Context {
   at::Tensor memory;
 };
 void delete_context(void* context) { delete static_cast<Context*>(context); }
+// Owned by the data pointer of a tensor that must not be used: the error's text.
+void delete_refusal(void* text) { delete static_cast<std::string*>(text); }
 
 c10::StorageImpl& storage_of(const at::Tensor& tensor) {
   return *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
@@ -79,11 +84,19 @@ c10::Storage without_memory(Belongs belongs, std::size_t bytes, c10::Device devi
       nullptr, /*resizable=*/false));
 }
 
+void throw_if_refused(const at::Tensor& tensor) {
+  if (!is_shell(tensor) || !tensor.has_storage()) return;
+  const at::DataPtr& data = storage_of(tensor)._mutable_data_ptr_no_checks();
+  if (data.get_deleter() == &delete_refusal)
+    throw Error(Blame::Caller, *static_cast<const std::string*>(data.get_context()));
+}
+
 struct Used {
   std::vector<Belongs> belongings;
   std::vector<std::pair<at::Tensor, std::uint32_t>> versions;
 
   void add(const at::Tensor& tensor) {
+    throw_if_refused(tensor);
     const Context* const context = context_of(tensor);
     if (context == nullptr) return;
     belongings.push_back(context->belongs);  // fill() replaces the context
@@ -175,6 +188,29 @@ void become_shell(const at::Tensor& member, at::IntArrayRef sizes, at::IntArrayR
 
 void set_access_error(const at::Tensor& shell, const std::string& error) {
   storage_of(shell).release_data_and_set_meta_custom_data_ptr_error_msg_(error);
+}
+
+void refuse_gradient(const at::Tensor& shell, const std::string& error) {
+  const c10::AutoGradMode no_grad(false);
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(shell.element_size()),
+      at::DataPtr(nullptr, new std::string(error), &delete_refusal, c10::Device(c10::kCPU)),
+      nullptr, /*resizable=*/false));
+  const std::vector<std::int64_t> strides(static_cast<std::size_t>(shell.dim()), 0);
+  const at::Tensor gradient =
+      at::empty({0}, at::TensorOptions(shell.scalar_type()).device(at::kCPU))
+          .set_(std::move(storage), 0, shell.sizes(), strides);
+  auto& keys = gradient.unsafeGetTensorImpl()->*tensor::revealed<KeySet>();
+  keys = keys.add(kKey);
+  set_access_error(gradient, error);
+  shell.mutable_grad() = gradient;
+}
+
+bool has_hooks(const at::Tensor& tensor) {
+  const auto* const meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta != nullptr && meta->cpp_hooks_list_ &&
+         std::ranges::any_of(*meta->cpp_hooks_list_,
+                             [](const auto& hook) { return static_cast<bool>(hook); });
 }
 
 c10::Storage storage_without_memory(const at::Tensor& shell, std::size_t bytes,

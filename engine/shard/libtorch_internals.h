@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What sharding does to tensors and modules that libtorch has no public function for. No other file
-// of engine/shard/ reaches into libtorch's protected members, or uses its dispatch keys, except
-// meta_tensors.cc; tests/engine/shard/libtorch_internals_test.cc fails if a release of libtorch
-// changes them.
+// Does to tensors and modules what sharding needs and libtorch has no public function for. No other
+// file of engine/shard/ reaches into libtorch's protected members, or uses its dispatch keys,
+// except meta_tensors.cc; tests/engine/shard/libtorch_internals_test.cc fails if a release of
+// libtorch changes them.
 //
 // A sharded parameter keeps the tensor that the module's member holds, with its whole shape; only
 // its memory comes and goes. Views of it, which autograd saves, share its storage and so do the
@@ -30,7 +30,7 @@ namespace weft::shard {
 
 class Unit;
 
-// To which unit a storage belongs, and which of its parameters it holds.
+// The unit that a shell's storage belongs to, and the place of the parameter in the unit.
 struct Belongs {
   std::weak_ptr<Unit> unit;
   std::size_t parameter = 0;
@@ -53,6 +53,11 @@ void become_shell(const at::Tensor& member, at::IntArrayRef sizes, at::IntArrayR
                   at::ScalarType dtype, Belongs belongs, const std::string& error);
 // Replaces the error of a shell that has no memory at present.
 void set_access_error(const at::Tensor& shell, const std::string& error);
+// Gives the shell a .grad of which every use throws Caller with that text: gradients are at the
+// shards, and an optimizer that was made of the members would step nothing otherwise.
+void refuse_gradient(const at::Tensor& shell, const std::string& error);
+// True if the program has registered a hook on the tensor and not removed it.
+bool has_hooks(const at::Tensor& tensor);
 // A storage of that many bytes without memory, which belongs to what the shell belongs to. It
 // replaces the shell's storage when the shell gets another device (meta_tensors.h).
 c10::Storage storage_without_memory(const at::Tensor& shell, std::size_t bytes, c10::Device device);
@@ -69,7 +74,7 @@ class WithoutHooks {
 };
 // True for a tensor that has become a shell, and for its views.
 bool is_shell(const at::Tensor& tensor);
-// The belonging of a shell; null for other tensors.
+// Returns what a shell belongs to; null for other tensors.
 const Belongs* belonging(const at::Tensor& tensor);
 
 // Gives the shell memory: `bytes` of `memory` from `offset` on. Keeps `memory` until release().
@@ -78,8 +83,8 @@ void release(const at::Tensor& shell);
 // True between fill() and release().
 bool is_filled(const at::Tensor& shell);
 
-// What a shard tells about itself: it travels with the tensor and its detached aliases, not with
-// copies.
+// Marks a shard with its unit and its place there. The mark travels with the tensor and its
+// detached aliases, not with copies.
 void set_owner(const at::Tensor& shard, std::shared_ptr<Unit> unit, std::size_t parameter);
 struct Owner {
   std::shared_ptr<Unit> unit;  // null if the tensor is no shard

@@ -36,8 +36,9 @@ Error outside(const Unit& unit, std::size_t parameter) {
           "parameter '" + unit.parameters()[parameter].name +
               "' is sharded and was used outside of the forward and backward of its "
               "FullyShardedDataParallel, where other ranks may not use it at the same time; call "
-              "the model through its FullyShardedDataParallel, or read it under "
-              "weft::FullParameters (model->parameters() are this rank's rows)"};
+              "the model through its FullyShardedDataParallel, make optimizers of "
+              "model->parameters() after sharding, or read it under weft::FullParameters "
+              "(model->parameters() are this rank's rows)"};
 }
 
 }  // namespace
@@ -63,6 +64,13 @@ std::shared_ptr<ShardedModel> ShardedModel::make(std::vector<std::shared_ptr<Uni
     model->units_[i]->model = model;
     model->units_[i]->pool = pool;
     model->units_[i]->offload = offload;
+  }
+  // From now on libtorch refuses requires_grad_(false) of the members, and optimizers made of them.
+  for (const auto& unit : model->units_) {
+    if (unit->device().is_meta()) continue;  // until materialize()
+    const std::vector<at::Tensor> shards = unit->shards();
+    if (shards.front().is_inference()) continue;  // they never train
+    attach_nodes(*unit, shards, version_of(shards), /*synchronizes=*/true);
   }
   return model;
 }

@@ -36,11 +36,21 @@ bool has_dense_rows(const at::Tensor& tensor) {
           tensor.stride(0) == tensor.numel() / tensor.size(0));
 }
 
-// For programs that read memory without an operator.
+// The error of programs that read a parameter's memory without an operator.
 std::string not_gathered(const std::string& name) {
   return "parameter '" + name +
          "' is not gathered: its memory exists while the forward and backward of its sharded model "
-         "use it; read it under weft::FullParameters";
+         "use it; read it under weft::FullParameters, or, in a forward, take the pointer of "
+         "parameter.detach(), which is an operator and so gathers it";
+}
+
+// The error of an optimizer that was made before sharding, and of programs that read the .grad of a
+// module's member.
+std::string gradient_elsewhere(const std::string& name) {
+  return "parameter '" + name +
+         "' is sharded, and its gradient is not in the .grad of the module's member but in that of "
+         "its shard, which model->parameters() has; make optimizers of model->parameters(), after "
+         "sharding";
 }
 
 std::string shape_text(const at::Tensor& tensor) {
@@ -55,7 +65,7 @@ at::Tensor plain(const at::Tensor& shard) {
       .set_(shard.storage(), shard.storage_offset(), shard.sizes(), shard.strides());
 }
 
-// A copy of the tensor, for a shard.
+// Copies rows to memory of their own, for a shard.
 at::Tensor shard_like(const at::Tensor& rows, bool is_pinned) {
   at::Tensor made = is_pinned ? Offload::pinned(rows.sizes(), rows.strides(), rows.scalar_type())
                               : at::empty_strided(rows.sizes(), rows.strides(), rows.options());
@@ -63,7 +73,7 @@ at::Tensor shard_like(const at::Tensor& rows, bool is_pinned) {
   return made;
 }
 
-// Also of a tensor that is not contiguous but dense.
+// The memory of a dense tensor, which need not be contiguous.
 Slice bytes_of(const at::Tensor& tensor) {
   return {tensor.mutable_data_ptr(), tensor.nbytes(), tensor::device_of(tensor.device())};
 }
@@ -73,7 +83,7 @@ const char* name_of_operations(const std::string& unit) {
                      (unit.empty() ? "root" : "unit '" + unit + "'"));
 }
 
-// `place`: of the whole parameter.
+// `place`: the memory of the whole parameter.
 group::SpreadRows spread_rows(const ProcessGroup& group, const UnitParameter& parameter,
                               const at::Tensor& shard, const Slice& place) {
   const std::size_t row_bytes =
@@ -104,6 +114,21 @@ void add_rows(const Unit& unit, const Slice& memory, Loan& lent,
                                  memory.part(parameter.offset, parameter.whole.nbytes())));
     tensors.push_back(rows.is_same(shard) ? rows : lent.lend(rows));
   }
+}
+
+// False if the program has given the module's member other memory, which libtorch allows.
+bool has_shell(const Unit& unit, std::size_t place) {
+  const Belongs* const belongs = belonging(unit.parameters()[place].whole);
+  return belongs != nullptr && belongs->parameter == place && belongs->unit.lock().get() == &unit;
+}
+
+void require_shell(const Unit& unit, std::size_t place) {
+  if (has_shell(unit, place)) return;
+  throw Error(Blame::Caller,
+              "the memory of parameter '" + unit.parameters()[place].name +
+                  "' was replaced after it was sharded (set_data() of a module's member), so it "
+                  "cannot be gathered; write values under weft::FullParameters(module, "
+                  "/*writable=*/true)");
 }
 
 }  // namespace
@@ -171,6 +196,7 @@ at::Tensor Unit::add(const Given& given, std::size_t place) {
   const at::ScalarType dtype = casts ? *options_.param_dtype : added.dtype;
   become_shell(given.tensor, added.sizes, added.strides, dtype, {weak_from_this(), place},
                not_gathered(given.name));
+  refuse_gradient(given.tensor, gradient_elsewhere(given.name));
   added.whole = given.tensor;
   added.offset = bytes_;
   bytes_ += aligned(added.whole.nbytes());
@@ -179,16 +205,20 @@ at::Tensor Unit::add(const Given& given, std::size_t place) {
 }
 
 void Unit::rename(std::size_t place, const std::string& name) {
-  parameters_[place].name = name;
-  if (parameters_[place].whole.numel() > 0)
-    set_access_error(parameters_[place].whole, not_gathered(name));
+  UnitParameter& parameter = parameters_[place];
+  parameter.name = name;
+  require_shell(*this, place);
+  if (parameter.whole.numel() > 0) set_access_error(parameter.whole, not_gathered(name));
+  refuse_gradient(parameter.whole, gradient_elsewhere(name));
 }
 
 std::vector<at::Tensor> Unit::shards() const {
   std::vector<at::Tensor> shards;
   shards.reserve(parameters_.size());
-  for (const UnitParameter& parameter : parameters_) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const UnitParameter& parameter = parameters_[i];
     shards.push_back(parameter.shard());
+    require_shell(*this, i);
     const at::Tensor& shard = shards.back();
     if (shard.is_meta()) {
       throw Error(Blame::Caller,
@@ -250,6 +280,7 @@ void Unit::finish_gather() {
   if (state_ == State::Gathered) return;
   start_gather();
   try {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) require_shell(*this, i);
     gather_.work.wait();
   } catch (...) {
     free();
@@ -275,8 +306,8 @@ void Unit::free() {
     used.block(gather_.streams[0]);
   }
   if (state_ == State::Gathered) {
-    for (const UnitParameter& parameter : parameters_) {
-      if (parameter.whole.numel() > 0) release(parameter.whole);
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (parameters_[i].whole.numel() > 0 && has_shell(*this, i)) release(parameters_[i].whole);
     }
   }
   gather_.memory.reset();
@@ -290,6 +321,7 @@ void Unit::free() {
 
 void Unit::give_values(std::size_t place, const at::Tensor& whole) {
   const c10::AutoGradMode no_grad(false);
+  require_shell(*this, place);
   const UnitParameter& parameter = parameters_[place];
   const bool is_pinned = options_.offload && whole.is_cuda();
   const at::Tensor mine = shard_like(rows_of_whole(place, whole), is_pinned);

@@ -47,8 +47,9 @@ struct UnitParameter {
 
   std::string name;
   at::Tensor whole;  // a shell (libtorch_internals.h)
-  // Where the shard stands. Not the shard itself, even weakly: it owns the unit, and an object of
-  // libtorch keeps what it owns until it has no weak references either.
+  // The place of the shard: its module, and its key there. A reference to the shard itself, even a
+  // weak one, would keep the unit alive, which the shard owns: an object of libtorch keeps what it
+  // owns until it has no weak references either.
   std::weak_ptr<torch::nn::Module> module;
   std::string key;
   bool is_scalar = false;
@@ -79,7 +80,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const ProcessGroup& group() const { return ranks_.shards; }
   const FullyShardOptions& options() const { return options_; }
   const std::vector<UnitParameter>& parameters() const { return parameters_; }
-  // On which it computes.
+  // The device on which the unit computes.
   c10::Device device() const { return device_; }
   // True if the shards are in pinned host memory, and the unit computes on a GPU.
   bool offloads() const { return options_.offload && device_.is_cuda(); }
@@ -97,7 +98,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   int divisor = 0;                    // of gradients; 0: the number of ranks
 
   // The shards, by parameter. Throws Caller if one has no values yet, or is not what it was: moved,
-  // cast, resized, or dropped.
+  // cast, resized, or dropped; or if the program has given a module's member other memory.
   std::vector<at::Tensor> shards() const;
 
   enum class State { Sharded, Gathering, Gathered };

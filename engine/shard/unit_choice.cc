@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <map>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -149,7 +152,32 @@ void require_usable(const ChosenParameter& parameter) {
   }
   if (!first.tensor.is_leaf())
     refuse(first, "it is the result of an operator, not a leaf; detach() it");
+  if (has_hooks(first.tensor)) {
+    refuse(first,
+           "it has a hook, which would be called with no gradient; register hooks on "
+           "model->parameters() after sharding");
+  }
   parallel::require_flat(first.tensor, "parameter '" + first.name + "'");
+}
+
+// Leaves with common memory are one value to a program that is not sharded, and would be two.
+void refuse_common_memory(const std::vector<ChosenUnit>& units) {
+  std::map<std::uintptr_t, std::pair<std::uintptr_t, const ParameterPlace*>> ranges;
+  for (const ChosenUnit& unit : units) {
+    for (const ChosenParameter& parameter : unit.parameters) {
+      const ParameterPlace& place = parameter.places.front();
+      if (place.tensor.is_meta() || place.tensor.numel() == 0) continue;
+      const auto begin = reinterpret_cast<std::uintptr_t>(place.tensor.const_data_ptr());
+      const auto end = begin + place.tensor.nbytes();
+      const auto after = ranges.lower_bound(end);
+      const auto before = after == ranges.begin() ? ranges.end() : std::prev(after);
+      if (before != ranges.end() && before->second.first > begin) {
+        refuse(place, "it has memory in common with parameter '" + before->second.second->name +
+                          "', which is another tensor; register one tensor in both places");
+      }
+      ranges[begin] = {end, &place};
+    }
+  }
 }
 
 std::vector<ChosenUnit> checked(std::vector<ChosenUnit> units) {
@@ -174,6 +202,7 @@ std::vector<ChosenUnit> checked(std::vector<ChosenUnit> units) {
     }
   }
   std::erase_if(units, [](const ChosenUnit& unit) { return unit.parameters.empty(); });
+  refuse_common_memory(units);
   return units;
 }
 

@@ -57,6 +57,42 @@ TEST(LibtorchInternals, MemoryOfAnEmptyShellThrowsTheSentence) {
   }
 }
 
+// Optimizers read the .grad of their parameters in one of these ways.
+TEST(LibtorchInternals, EveryUseOfARefusedGradientThrowsTheSentence) {
+  const at::Tensor weight = shell({2, 3});
+  refuse_gradient(weight, "it is elsewhere");
+  EXPECT_TRUE(weight.grad().defined());
+  const auto text_of = [](const auto& use) -> std::string {
+    try {
+      use();
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto expect_sentence = [&](const auto& use) {
+    EXPECT_NE(text_of(use).find("it is elsewhere"), std::string::npos);
+  };
+  expect_sentence([&] { weight.mutable_grad().detach_(); });
+  expect_sentence([&] { weight.mutable_grad().zero_(); });
+  expect_sentence([&] { torch::ones({2, 3}).add_(weight.grad().data()); });
+  expect_sentence([&] { torch::ones({2, 3}).addcmul_(weight.grad(), weight.grad()); });
+  expect_sentence([&] { torch::cat({weight.grad().detach()}); });
+  expect_sentence([&] { weight.grad().data_ptr(); });
+  refuse_gradient(shell({}), "of a number");
+  refuse_gradient(shell({0, 3}), "of nothing");
+}
+
+TEST(LibtorchInternals, HooksAreSeenUntilTheyAreRemoved) {
+  const at::Tensor weight = torch::ones({2}, torch::requires_grad());
+  EXPECT_FALSE(has_hooks(torch::ones({2})));
+  EXPECT_FALSE(has_hooks(weight));
+  const auto hook = weight.register_hook([](const at::Tensor&) {});
+  EXPECT_TRUE(has_hooks(weight));
+  weight.remove_hook(hook);
+  EXPECT_FALSE(has_hooks(weight));
+}
+
 TEST(LibtorchInternals, AShellIsFilledAndReleased) {
   const at::Tensor weight = shell({2, 3});
   at::Tensor memory = torch::zeros({64}, torch::kByte);
