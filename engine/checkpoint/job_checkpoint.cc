@@ -3,179 +3,22 @@
 #include <chrono>
 #include <functional>
 #include <future>
-#include <iterator>
 #include <map>
 
-#include <ATen/core/Tensor.h>
-
-#include <weft/base/deadline.h>
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/base/mutex.h>
 #include <weft/engine/checkpoint/checkpoint_parts.h>
 #include <weft/engine/checkpoint/folder.h>
 #include <weft/engine/checkpoint/job_checkpoint.h>
+#include <weft/engine/checkpoint/job_owner.h>
 #include <weft/engine/checkpoint/loading.h>
-#include <weft/engine/checkpoint/open_folder.h>
 #include <weft/engine/checkpoint/part_contents.h>
-#include <weft/engine/checkpoint/part_rows.h>
-#include <weft/engine/checkpoint/part_values.h>
 #include <weft/engine/checkpoint/save_arguments.h>
 #include <weft/engine/checkpoint/saving_thread.h>
-#include <weft/engine/checkpoint/shares.h>
-#include <weft/engine/checkpoint/slice_file.h>
-#include <weft/engine/checkpoint/value_copies.h>
 #include <weft/engine/group/collective_error.h>
 
 namespace weft::checkpoint {
-
-// The functions that this worker calls on the owners.
-namespace job {
-
-using group::error_of;
-using OwnedParts = std::vector<RRef<detail::OwnedPart>>;
-
-// On an owner, between two calls: what it has copied, or what it is about to load. It goes with the
-// caller's reference, also if the caller dies.
-struct Staged {
-  std::optional<OpenFolder> folder;  // of a save: a later one of the same name is not it
-  Share share;
-  at::Tensor memory;
-  std::vector<Commit> commits;
-  OwnedParts parts;                   // keep the values alive
-  Deadline last = Deadline::never();  // of the begin of the commits
-};
-using SharedStaged = std::shared_ptr<Staged>;
-
-// An owner's answer. Errors keep their blame, which they would lose as exceptions.
-struct Answer {
-  int blame = -1;  // none: no error
-  std::string text;
-  RRef<SharedStaged> staged;
-  std::vector<std::string> kinds;  // of the parts
-  WEFT_FIELDS(blame, text, staged, kinds)
-};
-
-Answer answer(const std::function<void(Answer&)>& call) {
-  Answer made;
-  if (const auto failure = error_of([&] { call(made); }))
-    return {static_cast<int>(failure->blame()), failure->text(), {}, {}};
-  return made;
-}
-
-std::vector<Part> parts_of(const OwnedParts& owned) {
-  std::vector<Part> parts;
-  for (const auto& one : owned) parts.push_back(one.local_value().part);
-  return parts;
-}
-
-void refuse_spread(const Part& part) {
-  if (Contents::is_per_rank(part))
-    throw Error(Blame::Caller, "per_rank() is for a group, whose ranks all save and load");
-  if (sharded_optimizer_of(part) != nullptr) {
-    throw Error(Blame::Caller,
-                "a ZeroRedundancyOptimizer is spread over the ranks of a group, which save and "
-                "load it together: checkpoint::save_async(folder, group, parts)");
-  }
-}
-
-Error spread_model() {
-  return {Blame::Caller,
-          "a sharded model is spread over the ranks of a group, which save and load it together: "
-          "checkpoint::save_async(folder, group, parts)"};
-}
-
-std::vector<Value> values_here(const std::vector<Part>& parts) {
-  std::vector<Value> values;
-  for (const Part& part : parts) {
-    const auto failure = error_of([&] {
-      refuse_spread(part);
-      auto own = values_of(part, 0, 1);
-      const bool is_spread =
-          std::ranges::any_of(own, [](const Value& value) { return value.rows.has_value(); });
-      if (is_spread) throw spread_model();
-      std::move(own.begin(), own.end(), std::back_inserter(values));
-    });
-    if (failure)
-      throw failure->within("part '" + part.name() + "' of the checkpoint cannot be saved");
-  }
-  std::ranges::stable_sort(values, {}, &Value::name);
-  return values;
-}
-
-void require_seen(const std::string& folder) {
-  if (is_folder(folder)) return;
-  throw Error(Blame::Caller, "there is no folder '" + folder +
-                                 "' here: name one on a file system that all workers share");
-}
-
-// Copies the parts' values, for a checkpoint in that folder.
-Answer stage_save(OwnedParts parts, std::string folder) {
-  return answer([&](Answer& made) {
-    require_seen(folder);
-    check_folder_writable(folder);
-    const std::vector<Part> own = parts_of(parts);
-    made.kinds = check_names(own);
-    auto staged = std::make_shared<Staged>();
-    staged->folder.emplace(std::move(folder));
-    staged->share = share_of(values_here(own), 0, 1);
-    staged->memory = memory_for(staged->share);
-    ValueCopies copies;
-    copies.start(staged->share, staged->memory, /*stages=*/false);
-    // The caller returns to its program when this call has ended, and values may change then.
-    copies.wait();
-    staged->share.tensors.clear();
-    made.staged = RRef<SharedStaged>(std::move(staged));
-  });
-}
-
-// Writes what was copied; the text of the answer is this file's part of the manifest.
-Answer write_staged(RRef<SharedStaged> staged, std::string file) {
-  return answer([&](Answer& made) {
-    if (file.find('/') != std::string::npos)
-      throw Error(Blame::Protocol, "a caller names a file outside of the checkpoint");
-    Staged& here = *staged.local_value();
-    made.text = encode(write_slices(*here.folder, file, std::move(here.share.slices),
-                                    here.memory.const_data_ptr(), here.share.bytes));
-    here.memory.reset();
-  });
-}
-
-// Reads the parts and compares them. `ranks`: see Manifest. `lease`: how long commit() may begin
-// from the return on, in milliseconds; 0: without limit.
-Answer stage_load(OwnedParts parts, std::string folder, std::string manifest, int ranks, int rank,
-                  std::int64_t lease) {
-  return answer([&](Answer& made) {
-    require_seen(folder);
-    auto staged = std::make_shared<Staged>();
-    const std::vector<Part> own = parts_of(parts);
-    check_names(own);
-    for (const Part& part : own) {
-      const auto failure = error_of([&] {
-        refuse_spread(part);
-        if (has_shards(part)) throw spread_model();
-      });
-      if (failure) throw failure->within("part '" + part.name() + "'");
-    }
-    Manifest read = parse_manifest(manifest);
-    read.ranks = ranks;
-    staged->commits = stage_folder(folder, read, own, rank);
-    staged->parts = std::move(parts);
-    if (lease > 0) staged->last = Deadline::in(std::chrono::milliseconds(lease));
-    made.staged = RRef<SharedStaged>(std::move(staged));
-  });
-}
-
-Answer commit(RRef<SharedStaged> staged) {
-  return answer([&](Answer&) {
-    Staged& here = *staged.local_value();
-    if (here.last.passed())
-      throw Error(Blame::Timeout, "it was too late to load the values that it had read");
-    for (const Commit& commit : here.commits) commit();
-  });
-}
-
-}  // namespace job
 
 struct JobContents {
   static const std::vector<JobPart::Owned>& owned(const JobPart& part) { return part.owned_; }
@@ -194,8 +37,8 @@ struct Owner {
   Answer staged;
 };
 
-// Where to call an owner. Calls to this worker itself have no limit: they use the caller's parts,
-// which must not be used any more once save_async() or load() has ended.
+// The destination of calls to an owner. Calls to this worker itself have no limit: they use the
+// caller's parts, which must not be used any more once save_async() or load() has ended.
 rpc::Destination destination_of(const Owner& owner, const rpc::Agent& agent) {
   const rpc::Destination destination(owner.worker);
   const bool is_self = owner.worker.rank == agent.self().rank;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
+#include <set>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <weft/base/log.h>
 #include <weft/engine/checkpoint/value_copies.h>
@@ -92,6 +94,15 @@ void ValueCopies::wait() {
   for (const c10::Event& event : made_) event.synchronize();
   made_.clear();
   read_.clear();
+}
+
+void wait_for_gpus(const std::vector<at::Tensor>& tensors) {
+  std::set<c10::DeviceIndex> gpus;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined() && tensor.is_cuda()) gpus.insert(tensor.device().index());
+  }
+  for (const c10::DeviceIndex gpu : gpus)
+    c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(gpu);
 }
 
 }  // namespace weft::checkpoint

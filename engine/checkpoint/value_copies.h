@@ -36,4 +36,8 @@ class ValueCopies {
   std::vector<c10::Event> made_;
 };
 
+// Blocks until the GPUs that have these tensors have run what is enqueued on any of their streams.
+// Throws what libtorch throws while one of the streams is being captured.
+void wait_for_gpus(const std::vector<at::Tensor>& tensors);
+
 }  // namespace weft::checkpoint

@@ -178,6 +178,18 @@ class FakeTorchCuda::Guard final : public c10::impl::DeviceGuardImplInterface {
     const auto& recorded = *static_cast<cuda::Event*>(event);
     cuda::poll_until([&] { return recorded.query(); }, Deadline::in(std::chrono::seconds(20)));
   }
+  // The streams of the pool; a default stream cannot be used.
+  void synchronizeDevice(const c10::DeviceIndex index) const override {
+    std::vector<cuda::StreamRef> all;
+    {
+      std::lock_guard lock(mutex_);
+      for (const auto& stream : streams_) {
+        if (&stream->device() == &device(index)) all.push_back(*stream);
+      }
+    }
+    for (const cuda::StreamRef& stream : all)
+      cuda::poll_until([&] { return stream.query(); }, Deadline::in(std::chrono::seconds(20)));
+  }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<cuda::Event*>(event);
   }

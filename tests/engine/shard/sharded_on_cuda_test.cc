@@ -3,6 +3,8 @@
 // is free again.
 #include <algorithm>
 
+#include <weft/profiling/trace/flight_recorder.h>
+
 #include "on_fake_gpu.h"
 
 namespace weft {
