@@ -2,6 +2,7 @@
 // The ranks that train a sharded model, as groups. Internal.
 #pragma once
 
+#include <array>
 #include <variant>
 
 #include <weft/engine/group/process_group.h>
@@ -10,14 +11,16 @@
 namespace weft::shard {
 
 struct ModelRanks {
-  // Of a group, or of a mesh of one axis: every rank has its own rows. Of two: rows are spread
-  // along the last, and the ranks along the first have the same ones. Collective at the first use
-  // of a slice. Throws Caller, naming `user`, for an empty group and for more axes.
+  // Over a group, or a mesh of one axis, every rank has its own rows. Over a mesh of two axes rows
+  // are spread along the last, and the ranks along the first have the same ones. Collective at the
+  // first use of a slice. Throws Caller, naming `user`, for an empty group and for more axes.
   ModelRanks(const std::variant<ProcessGroup, Mesh>& over, const char* user);
 
-  // Over how many ranks gradients are averaged.
+  // The number of ranks over which gradients are averaged.
   int count() const { return shards.size() * (replicas ? replicas.size() : 1); }
   bool are_same(const ModelRanks& other) const;
+  // The three groups below, in that order. Along one axis of a mesh there may be all ranks too.
+  std::array<ProcessGroup, 3> groups() const { return {all, shards, replicas}; }
 
   ProcessGroup all;
   ProcessGroup shards;    // the ranks with the other rows

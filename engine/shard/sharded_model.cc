@@ -18,11 +18,9 @@ namespace weft::shard {
 
 namespace {
 
-bool is_in_backward() { return static_cast<bool>(torch::autograd::get_current_node()); }
+using Pass = GatheredUnits::Pass;
 
-bool contains(const std::vector<std::size_t>& all, std::size_t one) {
-  return std::ranges::find(all, one) != all.end();
-}
+bool is_in_backward() { return static_cast<bool>(torch::autograd::get_current_node()); }
 
 // True if one of them does.
 bool require_grad(const std::vector<std::vector<at::Tensor>>& shards) {
@@ -45,8 +43,7 @@ Error outside(const Unit& unit, std::size_t parameter) {
 
 ShardedModel::ShardedModel(std::vector<std::shared_ptr<Unit>> units, std::size_t prefetch)
     : units_(std::move(units)),
-      prefetch_(prefetch),
-      kept_(units_.size()),
+      gathered_(units_, prefetch),
       versions_(units_.size()),
       reducer_(units_) {}
 
@@ -117,10 +114,11 @@ void ShardedModel::begin_pass(bool trains) {
                 "a forward with gradients began while weft::FullParameters holds the whole "
                 "parameters; destroy that first, or evaluate under torch::NoGradGuard");
   }
-  GatherOrder& order = trains ? orders_.forward : orders_.evaluation;
+  const Pass pass = trains ? Pass::Forward : Pass::Evaluation;
   const bool is_captured = is_capturing(*units_.front());
   if (is_captured) {
-    require_capturable(units_, order.is_recorded() && (!trains || orders_.backward.is_recorded()));
+    require_capturable(
+        units_, gathered_.is_recorded(pass) && (!trains || gathered_.is_recorded(Pass::Backward)));
     if (trains) require_averaging(synchronizes_ && !reducer_.kept().has_any());
   }
   if (trains) {
@@ -130,24 +128,13 @@ void ShardedModel::begin_pass(bool trains) {
   }
   trains_ = trains;
   captured_ = is_captured;
-  begins_ = true;
-  drop_gathered();
-  order.begin();
-  if (trains) {
-    orders_.backward.begin();
-    forget_reductions();
-  }
+  gathered_.begin(pass);
+  if (trains) forget_reductions();
   for (std::size_t i = 0; trains && i < units_.size(); ++i) {
     versions_[i] = version_of(shards[i]);
     attach_nodes(*units_[i], shards[i], versions_[i], synchronizes_);
   }
-  start_ahead(order, {});
-}
-
-void ShardedModel::drop_gathered() {
-  kept_.assign(units_.size(), false);
-  present_.clear();
-  free_unless({});
+  gathered_.start_ahead(pass);
 }
 
 void ShardedModel::forget_reductions() {
@@ -164,12 +151,8 @@ void ShardedModel::end_forward() {
   {
     MutexLock lock(mutex_);
     if (--forwards_ > 0) return;
-    begins_ = true;
-    if (trains_) {  // its backward waits, and begins with the unit that was used last
-      free_unless(present_);
-      return;
-    }
-    drop_gathered();
+    gathered_.end_forward(trains_);
+    if (trains_) return;
   }
   try {
     units_.front()->offload->wait_until_read();
@@ -216,60 +199,19 @@ void ShardedModel::use(const std::vector<Belongs>& used) {
   for (const Belongs& parameter : used) {
     const auto unit = parameter.unit.lock();
     if (!is_backward && forwards_ == 0) throw outside(*unit, parameter.parameter);
-    if (!contains(units, unit->index)) units.push_back(unit->index);
+    if (std::ranges::find(units, unit->index) == units.end()) units.push_back(unit->index);
   }
-  const auto is_ready = [&](std::size_t unit) WEFT_REQUIRES(mutex_) {
-    return contains(present_, unit) && units_[unit]->state() == Unit::State::Gathered;
-  };
-  if (begins_ && is_backward) require_captured_alike(captured_, is_capturing(*units_.front()));
-  // The first use of a pass is noted even if the unit is there, which it is at the begin of
-  // backward.
-  if (std::exchange(begins_, false) || !std::ranges::all_of(units, is_ready))
-    gather_for(units, is_backward);
+  if (is_backward && gathered_.begins())
+    require_captured_alike(captured_, is_capturing(*units_.front()));
+  if (!gathered_.are_ready(units)) {
+    for (const std::size_t unit : units) {
+      if (is_backward) require_version(*units_[unit], versions_[unit]);
+    }
+    gathered_.gather(units, is_backward ? Pass::Backward
+                            : trains_   ? Pass::Forward
+                                        : Pass::Evaluation);
+  }
   for (const std::size_t unit : units) units_[unit]->note_stream();
-}
-
-void ShardedModel::gather_for(const std::vector<std::size_t>& used, bool is_backward) {
-  GatherOrder& order = is_backward ? orders_.backward
-                       : trains_   ? orders_.forward
-                                   : orders_.evaluation;
-  note_order(order, used);
-  std::vector<std::size_t> needed = order.next(prefetch_);
-  needed.insert(needed.end(), used.begin(), used.end());
-  present_ = used;
-  free_unless(needed);
-  for (const std::size_t unit : used) {
-    if (is_backward) require_unchanged(*units_[unit]);
-    if (!is_backward && trains_ && !units_[unit]->options().reshard_after_forward)
-      kept_[unit] = true;
-    start_gather(*units_[unit], /*is_ahead=*/false);
-  }
-  start_ahead(order, used);
-  for (const std::size_t unit : used) units_[unit]->finish_gather();
-}
-
-void ShardedModel::start_ahead(const GatherOrder& order, const std::vector<std::size_t>& used) {
-  for (const std::size_t unit : order.next(prefetch_)) {
-    if (!contains(used, unit)) start_gather(*units_[unit], /*is_ahead=*/true);
-  }
-  std::size_t bytes = 0;
-  for (const auto& unit : units_) {
-    if (unit->state() != Unit::State::Sharded) bytes += unit->bytes();
-  }
-  statistics_.most_bytes = std::max(statistics_.most_bytes, bytes);
-}
-
-void ShardedModel::note_order(GatherOrder& order, const std::vector<std::size_t>& used) {
-  bool is_as_recorded = true;
-  for (const std::size_t unit : used) is_as_recorded &= order.step(unit);
-  if (is_as_recorded || std::exchange(orders_.told, true)) return;
-  log::warn("FullyShardedDataParallel: unit '" + units_[used.front()]->name() +
-            "' is used in another order than in the steps before. That works if it is so on all "
-            "ranks, but units that were gathered ahead in vain cost time");
-}
-
-void ShardedModel::require_unchanged(const Unit& unit) const {
-  require_version(unit, versions_[unit.index]);
 }
 
 void ShardedModel::require_version(const Unit& unit, std::uint64_t version) {
@@ -278,20 +220,6 @@ void ShardedModel::require_version(const Unit& unit, std::uint64_t version) {
               "parameters of unit '" + unit.name() +
                   "' were changed between a forward and its backward, which needs the values of "
                   "the forward; step the optimizer after all backwards of a forward");
-}
-
-void ShardedModel::start_gather(Unit& unit, bool is_ahead) {
-  if (unit.state() != Unit::State::Sharded) return;
-  if (joined_ != nullptr) joined_->gathers(unit);
-  unit.start_gather();
-  ++statistics_.gathers;
-  if (is_ahead) ++statistics_.ahead;
-}
-
-void ShardedModel::free_unless(const std::vector<std::size_t>& needed) {
-  for (const auto& unit : units_) {
-    if (!kept_[unit->index] && !unit->is_held() && !contains(needed, unit->index)) unit->free();
-  }
 }
 
 std::shared_ptr<Reduction> ShardedModel::take_gradients(Unit& unit,
@@ -306,9 +234,7 @@ std::shared_ptr<Reduction> ShardedModel::take_gradients(Unit& unit,
     torch::autograd::Engine::get_default_engine().queue_callback(
         [offload = unit.offload] { offload->wait(); });
   }
-  kept_[unit.index] = false;
-  std::erase(present_, unit.index);
-  if (!unit.is_held()) unit.free();
+  gathered_.end_use(unit.index);
   require_dense(unit, parameters, gradients);
   if (!synchronizes) {
     reducer_.kept().add(unit, parameters, gradients);
@@ -421,9 +347,9 @@ void ShardedModel::average_rest() {
   backwards_.averages = false;
 }
 
-ShardedModel::Statistics ShardedModel::statistics() const {
+GatheredUnits::Statistics ShardedModel::statistics() const {
   MutexLock lock(mutex_);
-  return statistics_;
+  return gathered_.statistics();
 }
 
 }  // namespace weft::shard

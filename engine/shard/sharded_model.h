@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sharded model between its forwards and backwards: which units are gathered at the moment. A
-// unit is gathered when an operator first reads one of its parameters, and freed when the next unit
-// is used, or all of its gradients have come. The units that come next are gathered ahead.
+// A sharded model: its forwards and backwards. It lets operators use parameters within them only,
+// has the units gathered that they use (gathered_units.h), and averages gradients (gradients.h).
 //
 // The FullyShardedDataParallel owns it; units and nodes of libtorch's graph refer to it weakly.
 // Thread-safe: libtorch runs backward on threads of its own. use() and take_gradients() block until
 // a gather or a reduction has ended (CPU), or make the current stream wait for it (CUDA).
-//
-// It has 31 functions and 16 members, because forwards, backwards, joins and captures all decide
-// under one lock which units are gathered.
 #pragma once
 
 #include <atomic>
@@ -22,7 +18,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/mutex.h>
-#include <weft/engine/shard/gather_order.h>
+#include <weft/engine/shard/gathered_units.h>
 #include <weft/engine/shard/gradients.h>
 #include <weft/engine/shard/libtorch_internals.h>
 #include <weft/engine/shard/unit.h>
@@ -63,19 +59,16 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
                                             bool synchronizes, std::vector<at::Tensor> gradients,
                                             std::vector<at::Tensor>& outputs);
 
-  // Before weft::join: throws Caller if no_sync() has kept gradients.
+  // weft::join calls it before the first step. Throws Caller if no_sync() has kept gradients.
   void require_nothing_kept();
 
   static Error refused_context();
 
-  struct Statistics {
-    std::size_t gathers = 0, ahead = 0;  // `ahead`: of them, before their use
-    std::size_t most_bytes = 0;          // gathered at one time
-  };
-  Statistics statistics() const;
+  GatheredUnits::Statistics statistics() const;
 
  private:
-  friend class JoinedSteps;  // does the same as use() and take_gradients() for other ranks' steps
+  friend class JoinedSteps;
+  friend class MirroredSteps;  // does the same as use() and take_gradients() for other ranks' steps
   ShardedModel(std::vector<std::shared_ptr<Unit>> units, std::size_t prefetch);
   void begin_pass(bool trains) WEFT_REQUIRES(mutex_);
   // Called by each unit's node of a backward.
@@ -85,35 +78,19 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   // Drops what a failed backward has begun.
   void drop_failed() WEFT_REQUIRES(mutex_);
   void use(const std::vector<Belongs>& used);
-  void gather_for(const std::vector<std::size_t>& used, bool is_backward) WEFT_REQUIRES(mutex_);
-  void note_order(GatherOrder& order, const std::vector<std::size_t>& used) WEFT_REQUIRES(mutex_);
-  // Starts to gather the units that come after `used`.
-  void start_ahead(const GatherOrder& order, const std::vector<std::size_t>& used)
-      WEFT_REQUIRES(mutex_);
-  void require_unchanged(const Unit& unit) const WEFT_REQUIRES(mutex_);
-  void start_gather(Unit& unit, bool is_ahead) WEFT_REQUIRES(mutex_);
-  // At the end of the backward that runs, averages what units that it does not use have kept.
+  // Averages, at the end of the backward that runs, the gradients that no_sync() has kept of units
+  // which that backward does not use.
   void average_rest_later() WEFT_REQUIRES(mutex_);
   void average_rest();
-  void free_unless(const std::vector<std::size_t>& needed) WEFT_REQUIRES(mutex_);
-  // Before a pass, or behind one without a backward: frees all units.
-  void drop_gathered() WEFT_REQUIRES(mutex_);
   void forget_reductions() WEFT_REQUIRES(mutex_);
 
   const std::vector<std::shared_ptr<Unit>> units_;
-  const std::size_t prefetch_;
   std::atomic<bool> synchronizes_{true};
   mutable Mutex mutex_;
-  int forwards_ WEFT_GUARDED_BY(mutex_) = 0;  // nested calls of the root's forward
-  bool trains_ WEFT_GUARDED_BY(mutex_) = false;
+  int forwards_ WEFT_GUARDED_BY(mutex_) = 0;       // nested calls of the root's forward
+  bool trains_ WEFT_GUARDED_BY(mutex_) = false;    // the last forward
   bool captured_ WEFT_GUARDED_BY(mutex_) = false;  // the last forward, into a CUDA graph
-  bool begins_ WEFT_GUARDED_BY(mutex_) = true;     // the next use is the first of its pass
-  struct Orders {
-    GatherOrder forward, evaluation, backward;
-    bool told = false;  // of a change
-  } orders_ WEFT_GUARDED_BY(mutex_);
-  std::vector<std::size_t> present_ WEFT_GUARDED_BY(mutex_);  // units of the last operator
-  std::vector<bool> kept_ WEFT_GUARDED_BY(mutex_);            // by unit: until its gradients come
+  GatheredUnits gathered_ WEFT_GUARDED_BY(mutex_);
   std::vector<std::uint64_t> versions_ WEFT_GUARDED_BY(mutex_);  // by unit: at the last forward
   GradientReducer reducer_ WEFT_GUARDED_BY(mutex_);
   struct Backwards {
@@ -122,7 +99,6 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     bool averages_kept = false;          // and no_sync() had kept gradients
     std::weak_ptr<const int> running{};  // that one's number, until libtorch destroys it
   } backwards_ WEFT_GUARDED_BY(mutex_);
-  Statistics statistics_ WEFT_GUARDED_BY(mutex_);
   JoinedSteps* joined_ WEFT_GUARDED_BY(mutex_) = nullptr;  // inside of weft::join
 };
 

@@ -214,6 +214,16 @@ std::vector<ParameterPlace> places_in(Module& root) {
   return std::move(walk.places);
 }
 
+std::vector<std::shared_ptr<Unit>> units_in(Module& root) {
+  std::vector<std::shared_ptr<Unit>> units;
+  std::unordered_set<const Unit*> seen;
+  for (const ParameterPlace& place : places_in(root)) {
+    auto unit = owner_of(place.tensor).unit;
+    if (unit && seen.insert(unit.get()).second) units.push_back(std::move(unit));
+  }
+  return units;
+}
+
 std::vector<ChosenUnit> choose_units(const std::shared_ptr<Module>& root,
                                      const FullyShardOptions& options) {
   std::vector<std::pair<const Module*, std::string>> units;

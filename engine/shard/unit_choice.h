@@ -34,6 +34,9 @@ struct ChosenUnit {
 // All entries below `root`, each module once, in the order of named_parameters().
 std::vector<ParameterPlace> places_in(torch::nn::Module& root);
 
+// The units of all shards below `root`, in the order of its parameters.
+std::vector<std::shared_ptr<Unit>> units_in(torch::nn::Module& root);
+
 // The units of the root in the order of its modules, without those that have no parameters. A
 // parameter belongs to the innermost unit that contains all its places. Leaves out shards. Throws
 // Caller for parameters that cannot be sharded, and for a parameter that one of its places has lost

@@ -25,7 +25,7 @@ namespace nn = torch::nn;
 std::shared_ptr<shard::Unit> unit_of(const torch::Tensor& shard) {
   return shard::owner_of(shard).unit;
 }
-shard::ShardedModel::Statistics statistics(const nn::Module& model) {
+shard::GatheredUnits::Statistics statistics(const nn::Module& model) {
   return unit_of(model.parameters().front())->model.lock()->statistics();
 }
 std::uint64_t seed(const ProcessGroup& group, int step = 0) {
