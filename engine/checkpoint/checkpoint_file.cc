@@ -98,7 +98,7 @@ void Draft::open_aside() {
     aside_file_ = Descriptor(
         ::open(aside_.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
     if (!aside_file_) fail("", errno);
-    // On file systems without locks it is written without one.
+    // A file system without locks: the file is written without one.
     if (::flock(aside_file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       throw Error(Blame::Busy, "the checkpoint '" + named_ +
                                    "' cannot be written: another process is writing it");

@@ -28,7 +28,7 @@ class Checksum {
   Checksum& operator=(Checksum&&) noexcept;
   ~Checksum();
   void add(const void* data, std::size_t bytes);
-  // In hexadecimal. add() must not be called afterwards.
+  // The checksum in hexadecimal. add() must not be called afterwards.
   std::string text();
 
  private:

@@ -23,7 +23,8 @@ class ExistingFile {
   // Tries to make later reads go past the page cache (O_DIRECT), which copies nothing and leaves
   // other files in it. Returns false where the file system cannot do that.
   bool go_past_page_cache();
-  // 1, or what offsets, lengths and memory must be multiples of past the page cache.
+  // Offsets, lengths and memory of reads past the page cache must be multiples of this number; 1
+  // while reads use the page cache.
   std::uint64_t alignment() const;
 
   // Makes the system begin to read some bytes into the page cache.

@@ -193,7 +193,7 @@ Numbered::Numbered(const std::string& folder) : folder_(folder) {
   if (!is_folder(folder)) cannot_write(folder, "it is not a folder; name another one");
   lock_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!lock_) cannot_write(folder, errno);
-  // On file systems without locks it is written without one.
+  // A file system without locks: the checkpoint is written without one.
   if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     throw Error(Blame::Busy,
                 "the checkpoint's folder '" + folder +

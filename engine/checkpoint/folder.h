@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folder of a job's checkpoints, FOLDER/NUMBER: which there are, which of them are whole, and
-// their removal. Internal.
+// Finds, makes and removes the checkpoints of a job, FOLDER/NUMBER, and tells which of them are
+// whole. Internal.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace weft::checkpoint {
 // True if the path is a folder, also behind a link. Throws if the system cannot tell.
 bool is_folder(const std::string& path);
 
-// What load() of a path reads.
+// The checkpoint that load() of a path reads.
 struct Found {
   std::string below;  // "" or "/NUMBER": the checkpoint is at the path and this
   Manifest manifest;

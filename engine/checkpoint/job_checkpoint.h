@@ -36,7 +36,7 @@ namespace weft::checkpoint {
 
 namespace detail {
 
-// On an owner: a part, and the reference that keeps its value alive.
+// A part on its owner, with the reference that keeps its value alive.
 struct OwnedPart {
   Part part;
   std::shared_ptr<const void> kept;

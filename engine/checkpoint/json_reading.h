@@ -14,7 +14,7 @@ namespace weft::checkpoint {
 
 using nlohmann::json;
 
-// Also throws if an object names a key twice, because readers would differ in which they take.
+// Throws, too, if an object names a key twice: readers differ in which of the two values they take.
 json parse_json(std::string_view text);
 const json& value_at(const json& object, const char* key);
 std::string text_at(const json& object, const char* key);

@@ -163,7 +163,7 @@ class Load {
       std::vector<std::int64_t> shape = tensor.shape;
       const auto own = needed_rows(rows, prefix, name, tensor);
       if (own) shape.front() = own->count;
-      // Of rows that a rank has alone, others read nothing.
+      // Rows that one rank has are read by that rank alone.
       const bool is_shared = !own && !Contents::is_per_rank(part) && ranks_ > 1;
       const auto place = places.find(name);
       const bool is_in_place =

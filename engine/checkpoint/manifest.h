@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a checkpoint's folder holds: the files of all ranks, the slices in them, and their
+// The contents of a checkpoint's folder: the files of all ranks, the slices in them, and their
 // checksums. It is written last, as the file "manifest" (see Draft), so a folder with one is whole.
 // docs/wire.md describes it for other programs. Internal.
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows of a part's values this rank has. A sharded model (engine/shard/) and its optimizer
-// have some; files hold the values whole, in slices of any ranks. Internal.
+// Finds the rows of a part's values that this rank has. A sharded model (engine/shard/) and its
+// optimizer have some; files hold the values whole, in slices of any ranks. Internal.
 #pragma once
 
 #include <cstdint>

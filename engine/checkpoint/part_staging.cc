@@ -261,7 +261,8 @@ Archived archived(ReduceLROnPlateauScheduler& scheduler) {
 
 }  // namespace detail
 
-// Only the object knows what it accepts. So this loads once, and then its former state again.
+// Only the object knows what it accepts. So this loads the new state to see whether it does, and
+// then the former state again.
 Commit stage_archived(const std::shared_ptr<InputArchive>& archive,
                       const detail::Archived& object) {
   OutputArchive before;

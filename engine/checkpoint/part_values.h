@@ -23,7 +23,7 @@ class OutputArchive;
 
 namespace weft::checkpoint {
 
-// Which ranks write a value.
+// The ranks that write a value.
 enum class Writer {
   First,  // rank 0
   Any,    // all ranks have it, and divide the work

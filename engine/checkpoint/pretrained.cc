@@ -179,7 +179,7 @@ class Match {
     targets_.push_back({name, tensor, &saved->second, own != nullptr ? own->rows.first : 0});
   }
 
-  // As the names of a part's values.
+  // The names follow the rules for the names of a part's values.
   static std::string step_names(const std::string& name) {
     std::string steps;
     for (std::size_t from = 0; from <= name.size();) {

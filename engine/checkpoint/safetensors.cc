@@ -44,7 +44,7 @@ constexpr std::array kNames = {
     Named{c10::ScalarType::Float8_e8m0fnu, "F8_E8M0"},
 };
 
-// Of a disk.
+// The size of a disk's block.
 constexpr std::uint64_t kBlock = 4096;
 
 [[noreturn]] void refuse(const std::string& why) {

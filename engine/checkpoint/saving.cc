@@ -85,7 +85,7 @@ class Job {
     share_.tensors.clear();
   }
 
-  // On rank 0.
+  // Rank 0 gives it the checkpoint's folder and manifest.
   void take(std::unique_ptr<Numbered> numbered, Manifest manifest) {
     numbered_ = std::move(numbered);
     manifest_ = std::move(manifest);
@@ -421,7 +421,8 @@ struct SavingAccess {
       saving.state_->start(std::move(job), begins.get_future().share(), group);
     });
     const auto refused = error_of([&] { group::agree(group, failure); });
-    // Behind the last collective, so that the host does not wait for copies from a GPU.
+    // The last collective lies before the copies, so that no collective makes the host wait for a
+    // GPU's copies.
     if (!refused) begun.copy();
     begins.set_value(!refused);
     if (!refused) return saving;

@@ -9,7 +9,7 @@
 
 namespace weft::checkpoint {
 
-// What one rank writes: the slices as they follow each other in its file, and their tensors.
+// The values that one rank writes: the slices in the order of its file, and their tensors.
 struct Share {
   std::vector<SavedSlice> slices;
   std::vector<at::Tensor> tensors;

@@ -25,7 +25,7 @@ shard::Rows common_rows(const Slice& slice, const at::Tensor& to, std::int64_t f
   return {begin, std::max<std::int64_t>(0, end - begin)};
 }
 
-// Where the wanted rows are in the slice.
+// The place of the wanted rows in the slice.
 struct Range {
   std::uint64_t from = 0, bytes = 0;
 };
@@ -38,7 +38,8 @@ Range range_of(const SliceRead& one) {
           static_cast<std::uint64_t>(rows.count) * row_bytes};
 }
 
-// Where the rows go. If their bytes are not together there, `aside` is memory for them.
+// The memory that the rows are read to: `wanted`, or, if their bytes do not follow each other
+// there, `aside`, from which they are copied.
 struct Place {
   at::Tensor wanted;
   at::Tensor aside;

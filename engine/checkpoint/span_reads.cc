@@ -197,7 +197,7 @@ void read_spans(const ExistingFile& file, const std::vector<Span>& spans, Algori
   while (!ahead.empty() || blocks.has_next()) {
     while (blocks.has_next() && ahead.size() < (is_direct ? kAtOnce : 1)) {
       auto& [block, done] = ahead.emplace_back(blocks.next(), std::future<void>());
-      // Without a thread for it, or through the page cache, get() reads.
+      // get() reads itself if there is no thread for it, or the page cache is used.
       done = std::async(
           is_direct ? std::launch::async | std::launch::deferred : std::launch::deferred,
           [&file, memory = block.memory, begin = block.begin] { file.read(memory, begin); });

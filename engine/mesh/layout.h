@@ -39,9 +39,10 @@ class Layout {
   std::vector<MeshAxis> axes_;
 };
 
-// `hosts`: the host of each rank. The warning for ranks that are numbered so that the last axis
-// (with more than one rank) crosses hosts, though ranks of one host follow each other in another
-// numbering; nullopt if they are numbered host by host, or no part along that axis crosses hosts.
+// Returns the warning for ranks that are numbered so that the last axis (with more than one rank)
+// crosses hosts, though ranks of one host follow each other in another numbering; nullopt if they
+// are numbered host by host, or no part along that axis crosses hosts. `hosts`: the host of each
+// rank.
 std::optional<std::string> crossing_hosts(const Layout& layout,
                                           const std::vector<std::string>& hosts);
 

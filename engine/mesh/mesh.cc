@@ -26,7 +26,7 @@ namespace {
 
 std::string mesh_on(const ProcessGroup& group) { return "Mesh " + group::place_of(group); }
 
-// What one rank passed to the constructor, as the ranks exchange it: a line for whether its axes
+// The arguments of one rank's constructor, as the ranks exchange them: a line for whether its axes
 // can be used on their own, one for its host, and one for the axes or what is wrong with them.
 struct Passed {
   bool is_usable = false;

@@ -30,7 +30,7 @@ namespace weft {
 
 // One axis of a Mesh.
 struct MeshAxis {
-  // Not empty, without control characters and the characters / [ ] , ' and ".
+  // The axis's name. It is not empty, and has no control characters and none of / [ ] , ' and ".
   std::string name;
   // How many ranks differ along it; -1, for at most one axis of a mesh: as many as are left.
   int ranks = -1;

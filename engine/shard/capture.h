@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of a sharded model that are captured into a CUDA graph: what cannot be captured, each with
-// its reason. Nothing here blocks. Internal.
+// Refuses what cannot be captured into a CUDA graph of a sharded model's step, each with its
+// reason. Nothing here blocks. Internal.
 #pragma once
 
 #include <memory>

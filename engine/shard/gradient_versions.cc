@@ -33,7 +33,8 @@ class GradientVersions::Noted {
 
  private:
   using Storage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-  // Not the tensor: libtorch replaces it by a detached one before it zeroes it.
+  // The storage identifies a gradient. The tensor does not: libtorch replaces it by a detached one
+  // before it zeroes it.
   struct One {
     Storage storage{c10::intrusive_ptr<c10::StorageImpl>()};
     std::int64_t version = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether the program has written a shard's .grad since a backward last added to it, on a rank that
-// has no rows of it too: libtorch counts writes. Inside of weft::join that shows gradients which
-// the program has zeroed by hand.
+// Tells whether the program has written a shard's .grad since a backward last added to it, by
+// libtorch's count of writes. Inside of weft::join that shows gradients which the program has
+// zeroed by hand, also on a rank that has no rows of the parameter.
 //
 // JoinedSteps owns it. Thread-safe: backwards note what they have written, on their threads.
 #pragma once

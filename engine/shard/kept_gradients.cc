@@ -33,7 +33,7 @@ void KeptGradients::add(const Unit& unit, const std::vector<std::size_t>& parame
   auto& all = units_[unit.index];
   for (std::size_t slot = 0; slot < parameters.size(); ++slot) {
     const UnitParameter& parameter = unit.parameters()[parameters[slot]];
-    // Also without a gradient, so that all ranks keep the same parameters.
+    // A parameter without a gradient is kept too, so that all ranks keep the same parameters.
     auto kept = all.find(parameters[slot]);
     if (kept == all.end()) kept = all.emplace(parameters[slot], kept_for(parameter.shard())).first;
     at::Tensor& gradient = gradients[slot];

@@ -58,7 +58,8 @@ class Offload {
   // Begins to copy what the operation gives. wait() waits for it. Makes the current stream wait for
   // the copy before, and frees the source of that.
   std::shared_ptr<HostCopy> take_out(at::Tensor from, at::ScalarType dtype, const Work& operation);
-  // Blocks until shards have been read, and gradients have come. Throws an operation's error.
+  // Blocks until shards have been read and gradients are in host memory. Throws an operation's
+  // error.
   void wait();
   // Drops what a failed backward has begun.
   void forget();

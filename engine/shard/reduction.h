@@ -31,7 +31,7 @@ struct Reduction {
     at::ScalarType dtype = at::kFloat;
     std::vector<std::size_t> slots;  // positions in `parameters` of GradientReducer::reduce()
     at::Tensor output;               // this rank's rows, then for each slot how many ranks used it
-    // The graph passes it on. Of shards in host memory it has no memory any more.
+    // The tensor that the graph passes on. If shards are in host memory, it has no memory any more.
     at::Tensor shown = {};
     Work work;                               // the last operation that has been started
     at::ScalarType kept_as = at::kFloat;     // the shards' dtype, if they have one
@@ -56,11 +56,12 @@ struct Reduction {
 };
 
 // Reductions begin in the same order on all ranks, but which one a rank waits for first may differ.
-// So all-reduces start in the order in which the reductions began, of all models that average over
-// the same ranks: each when the next reduction begins, and the last when the first is waited for.
+// So the all-reduces of all models that average over the same ranks start in the order in which
+// their reductions began: each when the next reduction begins, and the last one when a rank first
+// waits for a reduction.
 class ReductionOrder {
  public:
-  // The one of this group in this process. An empty group: one of its own, without all-reduces.
+  // Returns the group's order in this process; for an empty group a new one without all-reduces.
   static std::shared_ptr<ReductionOrder> over(const ProcessGroup& replicas);
 
   // The reduction has begun. Waits for the reduce-scatters of those before, so that at most two are

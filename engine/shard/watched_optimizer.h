@@ -47,8 +47,8 @@ class WatchedOptimizer {
   // True if it has stepped, or if its gradients were dropped or zeroed, since this was last asked.
   bool has_stepped();
   bool has_cleared();
-  // Whether its last step was made with the gradients that it had before they were zeroed, or with
-  // zeros. Known once has_stepped() has returned true.
+  // True if its last step was made with the gradients that it had before they were zeroed, false if
+  // with zeros. Valid once has_stepped() has returned true.
   bool has_seen_gradients() const { return has_seen_gradients_; }
   // Writes zeros into the gradients that are there.
   void zero_gradients() const;
