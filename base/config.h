@@ -14,6 +14,7 @@ namespace weft {
 enum class LogLevel { Off, Error, Warn, Info, Debug };
 enum class DebugLevel { Off, Info, Detail };
 enum class GpuDirect { Auto, DmaBuf, PeerMemory, Off };
+enum class ShmCopies { Auto, One, Two };
 
 struct Config {
   LogLevel log = LogLevel::Warn;       // WEFT_LOG
@@ -23,6 +24,7 @@ struct Config {
   bool line_output = false;
   std::vector<std::string> socket_interfaces;  // WEFT_SOCKET_IFNAME, comma-separated
   int tcp_sockets = 1;                         // WEFT_TCP_SOCKETS
+  ShmCopies shm_copies = ShmCopies::Auto;      // WEFT_SHM_COPIES
   std::vector<std::string> ib_devices;     // WEFT_IB_HCA, comma-separated: "mlx5_0" or "mlx5_0:1"
   std::optional<int> ib_gid_index;         // WEFT_IB_GID_INDEX
   std::optional<int> ib_service_level;     // WEFT_IB_SL

@@ -66,6 +66,14 @@ TEST(Config, CrashTracesAreOnOrOff) {
   EXPECT_TRUE(from({{"WEFT_LINE_OUTPUT", "on"}}).line_output);
 }
 
+TEST(Config, CopiesAreOneTwoOrMeasured) {
+  EXPECT_EQ(from({}).shm_copies, ShmCopies::Auto);
+  EXPECT_EQ(from({{"WEFT_SHM_COPIES", "1"}}).shm_copies, ShmCopies::One);
+  EXPECT_EQ(from({{"WEFT_SHM_COPIES", "2"}}).shm_copies, ShmCopies::Two);
+  EXPECT_EQ(from({{"WEFT_SHM_COPIES", "auto"}}).shm_copies, ShmCopies::Auto);
+  EXPECT_THROW(from({{"WEFT_SHM_COPIES", "3"}}), Error);
+}
+
 TEST(Config, SplitsLists) {
   EXPECT_THAT(from({{"WEFT_SOCKET_IFNAME", "eth0,,lo"}}).socket_interfaces,
               testing::ElementsAre("eth0", "lo"));

@@ -65,6 +65,10 @@ class RingReader {
   void consume(std::size_t bytes) noexcept;
   // Returns how many bytes the writer has ever written. Unchecked: use it for comparing only.
   std::uint64_t head() const noexcept { return control_->head.load(std::memory_order_acquire); }
+  // Returns how many bytes the reader has not shown as read. Unchecked. Thread-safe.
+  std::uint64_t unread() const noexcept {
+    return head() - control_->tail.load(std::memory_order_relaxed);
+  }
   bool closed() const noexcept { return control_->closed.load(std::memory_order_acquire) != 0; }
   bool broken() const noexcept { return broken_; }
   // True if the last consume() has shown its room to the writer.

@@ -17,6 +17,7 @@ namespace weft::transport::shm {
 
 struct Segment::Control {
   RingControl rings[2];  // 0: from the maker to the taker
+  LoanControl loans[2];  // 0: by the maker
   SideControl sides[2];  // 0: the maker
   alignas(64) std::atomic<std::uint32_t> fate;
 };
@@ -29,7 +30,7 @@ constexpr std::size_t kControlBytes = 4096;
 constexpr std::size_t kSegmentBytes = 2 * kRingBytes + kControlBytes;
 constexpr std::size_t kControlAt = 4 * kRingBytes;  // in the mapping, which has each ring twice
 constexpr std::size_t kMappedBytes = kControlAt + kControlBytes;
-constexpr char kHello[8] = {'W', 'E', 'F', 'T', 's', 'h', 'm', '3'};
+constexpr char kHello[8] = {'W', 'E', 'F', 'T', 's', 'h', 'm', '4'};
 constexpr std::uint32_t kAccepted = 1;  // fate is 0 until it is decided
 constexpr std::uint32_t kGivenUp = 2;
 
@@ -113,6 +114,9 @@ RingReader Segment::reader() const {
   const int direction = side_ == Side::Maker ? 1 : 0;
   return {&control().rings[direction], ring(direction), kRingBytes};
 }
+
+LoanControl* Segment::lent() const { return &control().loans[side_ == Side::Maker ? 0 : 1]; }
+LoanControl* Segment::borrowed() const { return &control().loans[side_ == Side::Maker ? 1 : 0]; }
 
 bool Segment::decide(std::uint32_t fate) const noexcept {
   std::uint32_t none = 0;

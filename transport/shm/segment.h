@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that two processes share for one connection: both rings, and flags by which each side
-// tells the other that it sleeps or wants room. One side makes it with memfd and passes it as a
-// descriptor. It is sealed against resizing, so that no access can fault later.
+// The memory that two processes share for one connection: both rings, what each side lends to the
+// other, and flags by which each side tells the other that it sleeps or wants room. One side makes
+// it with memfd and passes it as a descriptor. It is sealed against resizing, so that no access can
+// fault later.
 #pragma once
 
 #include <optional>
 
 #include <weft/base/descriptor.h>
+#include <weft/transport/shm/loan.h>
 #include <weft/transport/shm/ring.h>
 
 namespace weft::transport::shm {
@@ -20,6 +22,11 @@ struct SideControl {
   alignas(64) std::atomic<std::uint32_t> parked;
   // This side has more to write than there was room for.
   alignas(64) std::atomic<std::uint32_t> wants_room;
+  // This side can read what the other one lends.
+  alignas(64) std::atomic<std::uint32_t> borrows;
+  // The proof (peer_memory.h), and where it lies in this side's memory; 0 until it is there.
+  std::atomic<std::uint64_t> proof_address;
+  std::atomic<std::uint64_t> proof[2];
 };
 
 class Segment {
@@ -44,6 +51,8 @@ class Segment {
   const Descriptor& memory() const { return memory_; }
   RingWriter writer() const;
   RingReader reader() const;
+  LoanControl* lent() const;      // by this side
+  LoanControl* borrowed() const;  // by this side
   // Only one of these succeeds: the taker accepts the connection, or the maker, which has waited
   // long enough, gives it up. Returns false if the other side was first. A peer that lies about it
   // spoils its own connection, which is then accepted and never served.

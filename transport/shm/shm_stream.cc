@@ -7,8 +7,10 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/base/mutex.h>
+#include <weft/transport/shm/copies.h>
 #include <weft/transport/shm/shm_stream.h>
 #include <weft/transport/unix_socket.h>
 
@@ -20,6 +22,15 @@ namespace {
 // while too many descriptors of this user are in transit, as when many ranks of a host start at
 // once.
 constexpr auto kRetry = std::chrono::milliseconds(1);
+
+// The other end is sending if so many bytes wait to be read.
+constexpr std::uint64_t kBusyBytes = 64 << 10;
+
+std::size_t total_of(std::span<const ByteStream::Bytes> pieces) {
+  std::size_t bytes = 0;
+  for (const ByteStream::Bytes& piece : pieces) bytes += piece.size();
+  return bytes;
+}
 
 // Returns the pieces without their first `skip` bytes.
 std::vector<ByteStream::Bytes> behind(std::span<const ByteStream::Bytes> pieces, std::size_t skip) {
@@ -44,13 +55,24 @@ struct ShmStream::Shared {
         peer(std::move(who)),
         writer(segment.writer()),
         reader(segment.reader()),
+        lender(segment.lent()),
+        borrower(segment.borrowed()),
         mine(segment.mine()),
-        theirs(segment.theirs()) {}
+        theirs(segment.theirs()) {
+    if (!may_copy_once()) return;
+    let_siblings_read();
+    for (std::size_t i = 0; i < proof.size(); ++i) mine.proof[i] = proof[i];
+    mine.proof_address.store(reinterpret_cast<std::uintptr_t>(proof.data()),
+                             std::memory_order_release);
+  }
 
   const Segment segment;
   const std::string peer;
   RingWriter writer;  // used by the thread that writes
   RingReader reader;  // used on the loop
+  Lender lender;      // as writer
+  Borrower borrower;  // as reader
+  const Proof proof = make_proof();
   SideControl& mine;
   SideControl& theirs;
 
@@ -65,7 +87,10 @@ struct ShmStream::Shared {
   std::optional<Error> not_connected WEFT_GUARDED_BY(mutex);  // why connecting failed
   bool parked = false;                                        // used on the loop
   Ending told_ending = Ending::None;                          // used on the loop
-  std::uint64_t told = 0;  // used on the loop: the position up to which readable() was called
+  // Used on the loop: the position up to which readable() was called, and the last lent piece.
+  std::uint64_t told = 0;
+  std::uint64_t told_loan = 0;
+  bool has_tried_to_borrow = false;   // used on the loop
   std::atomic<int> token_socket{-1};  // the socket's number, once it is connected
   std::atomic<bool> stopped{false};
   std::atomic<bool> wants_room{false};   // the last write took less than it was given
@@ -80,6 +105,8 @@ struct ShmStream::Shared {
       WEFT_REQUIRES(self->mutex);
   // Called when the deadline has passed.
   void end_unless_accepted();
+  // Finds out whether this process can read what the peer lends.
+  void try_to_borrow();
   bool look();
   bool park();
   void take_tokens();
@@ -87,8 +114,21 @@ struct ShmStream::Shared {
   // True if there is room that a short write did not see. There is none before the connection is
   // made.
   bool may_write() const noexcept {
+    if (lender.is_out()) return lender.is_back();
     return token_socket >= 0 && (!has_written || writer.has_more_room());
   }
+  bool has_news() const noexcept {
+    const std::uint64_t loan = borrower.lent();
+    return reader.head() != told || (loan != 0 && loan != told_loan);
+  }
+  std::size_t write_to_ring(std::span<const Bytes> pieces) noexcept;
+  // As write(), for pieces of which one may be lent, or the first is.
+  std::size_t write_and_lend(std::span<const Bytes> pieces) noexcept;
+  bool may_lend(Bytes piece) const noexcept;
+  bool is_returned() noexcept;
+  std::size_t take_back() noexcept;
+  // Returns bytes that precede a lent piece. If there are none, `is_lent` says whether one follows.
+  Bytes peek_before_loan(std::size_t wanted, bool& is_lent) noexcept;
   Ending ending() const noexcept {
     if (hung_up || broken) return Ending::Over;
     return reader.closed() ? Ending::Closed : Ending::None;
@@ -186,9 +226,36 @@ void ShmStream::stop() noexcept {
     shared_->watch.reset();
     shared_->timer.reset();
   }
+  shared_->lender.withdraw();
   // The other process notices when it has read everything that was written.
   finish_writing();
   if (shared_->token_socket >= 0) ::shutdown(shared_->token_socket, SHUT_RDWR);
+}
+
+void ShmStream::Shared::try_to_borrow() {
+  const std::uint64_t address = theirs.proof_address.load(std::memory_order_acquire);
+  if (address == 0) return;  // the peer has not connected yet, or lends nothing
+  has_tried_to_borrow = true;
+  if (!may_copy_once()) return;
+  int why = ESRCH;  // as for a process of another container, which has no number here
+  try {
+    MutexLock lock(mutex);
+    const pid_t process = check_peer(socket, "shm");
+    const PeerMemory memory(process, address, {theirs.proof[0], theirs.proof[1]});
+    if (process > 0) why = memory.try_to_read();
+    if (why == 0) {
+      borrower.open(memory);
+      mine.borrows.store(1, std::memory_order_release);
+      return;
+    }
+  } catch (const Error&) {
+    return;  // the socket has ended, which look() reports
+  }
+  static std::atomic<bool> is_told{false};
+  if (is_told.exchange(true)) return;
+  log::info("shm: this process cannot read memory of " + peer + " (" + std::strerror(why) +
+            "), so payloads from it are copied twice; the kernel allows it to processes of one "
+            "user and container that are dumpable (see ptrace(2), and Yama's ptrace_scope)");
 }
 
 // Called in every turn. Reports bytes that have arrived since the last report. Bytes that the
@@ -198,6 +265,7 @@ bool ShmStream::Shared::look() {
     parked = false;
     mine.parked.store(0, std::memory_order_relaxed);
   }
+  if (!has_tried_to_borrow && token_socket >= 0) try_to_borrow();
   bool found = false;
   if (wants_room.load(std::memory_order_relaxed) && may_write() && wants_room.exchange(false)) {
     mine.wants_room.store(0, std::memory_order_relaxed);
@@ -205,8 +273,9 @@ bool ShmStream::Shared::look() {
     if (!stopped) writable();
   }
   if (stopped) return found;
-  if (const std::uint64_t head = reader.head(); head != told) {
-    told = head;
+  if (has_news()) {
+    told_loan = borrower.lent();
+    told = reader.head();
     found = true;
     readable();
   } else if (const Ending known = ending(); known > told_ending) {
@@ -224,7 +293,7 @@ bool ShmStream::Shared::park() {
   parked = true;
   mine.parked.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const bool may_sleep = reader.head() == told && ending() <= told_ending &&
+  const bool may_sleep = !has_news() && ending() <= told_ending &&
                          !(wants_room.load(std::memory_order_relaxed) && may_write());
   return may_sleep;
 }
@@ -252,6 +321,8 @@ void ShmStream::Shared::wake_if_parked() noexcept {
   [[maybe_unused]] const auto sent = ::send(token_socket, &token, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
+// --- Writing
+
 std::size_t ShmStream::write(std::span<const Bytes> pieces) noexcept {
   Shared& shared = *shared_;
   if (shared.stopped || shared.hung_up) return 0;
@@ -260,31 +331,110 @@ std::size_t ShmStream::write(std::span<const Bytes> pieces) noexcept {
     return 0;
   }
   shared.has_written = true;
-  std::size_t wanted = 0;
-  for (const Bytes& piece : pieces) wanted += piece.size();
-  std::size_t written = shared.writer.write(pieces);
+  const bool lends =
+      shared.lender.is_out() || std::any_of(pieces.begin(), pieces.end(),
+                                            [&](Bytes piece) { return shared.may_lend(piece); });
+  return lends ? shared.write_and_lend(pieces) : shared.write_to_ring(pieces);
+}
+
+std::size_t ShmStream::Shared::write_to_ring(std::span<const Bytes> pieces) noexcept {
+  const std::size_t wanted = total_of(pieces);
+  std::size_t written = writer.write(pieces);
   while (written < wanted) {
-    shared.wants_room = true;
-    shared.mine.wants_room.store(1, std::memory_order_relaxed);
+    wants_room = true;
+    mine.wants_room.store(1, std::memory_order_relaxed);
     // The reader may have made room and looked for this flag before it was set.
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (!shared.writer.has_more_room()) break;
-    const std::size_t more = shared.writer.write(behind(pieces, written));
+    if (!writer.has_more_room()) break;
+    const std::size_t more = writer.write(behind(pieces, written));
     if (more == 0) break;
     written += more;
   }
-  if (shared.writer.broken()) shared.broken = true;
-  if (written > 0) shared.wake_if_parked();
+  if (writer.broken()) broken = true;
+  if (written > 0) wake_if_parked();
   return written;
 }
 
-ByteStream::Bytes ShmStream::peek(std::size_t wanted) noexcept {
-  const Bytes bytes = shared_->reader.peek(wanted);
-  if (shared_->reader.broken()) shared_->broken = true;
+bool ShmStream::Shared::may_lend(Bytes piece) const noexcept {
+  if (piece.size() <= kRingBytes || theirs.borrows.load(std::memory_order_relaxed) == 0 ||
+      lender.has_failed() || lender.has_withdrawn())
+    return false;
+  const OneCopy faster = one_copy();
+  const bool receives = reader.unread() >= kBusyBytes || borrower.lent() != 0;
+  return faster.one_way || (faster.both_ways && receives);
+}
+
+std::size_t ShmStream::Shared::write_and_lend(std::span<const Bytes> pieces) noexcept {
+  std::size_t taken = 0;
+  if (lender.is_out()) {
+    if (!is_returned()) return 0;
+    taken = take_back();
+  }
+  while (!broken) {
+    const std::vector<Bytes> rest = behind(pieces, taken);
+    const auto lent =
+        std::find_if(rest.begin(), rest.end(), [this](Bytes piece) { return may_lend(piece); });
+    const std::span<const Bytes> before(rest.begin(), lent);
+    const std::size_t written = write_to_ring(before);
+    taken += written;
+    if (written < total_of(before) || lent == rest.end()) break;
+    lender.lend(*lent);
+    wake_if_parked();
+    if (!is_returned()) break;
+    taken += take_back();
+  }
+  return taken;
+}
+
+// True if the lent piece is back; if not, look() reports when it is.
+bool ShmStream::Shared::is_returned() noexcept {
+  if (lender.is_back()) return true;
+  wants_room = true;
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return lender.is_back();
+}
+
+// Returns how many bytes of the piece the peer has read. The rest goes through the ring.
+std::size_t ShmStream::Shared::take_back() noexcept {
+  const auto read = lender.take_back();
+  if (!read) broken = true;
+  if (lender.has_failed())
+    log::info("shm: " + peer +
+              " could not read a payload in this process's memory; this one and "
+              "further ones are copied twice");
+  return read.value_or(0);
+}
+
+bool ShmStream::withdraw(const Error& /*why*/) noexcept {
+  shared_->lender.withdraw();
+  return true;
+}
+
+// --- Reading
+
+ByteStream::Bytes ShmStream::Shared::peek_before_loan(std::size_t wanted, bool& is_lent) noexcept {
+  is_lent = false;
+  if (borrower.has_copied()) return borrower.peek();
+  Bytes bytes = reader.peek(wanted);
+  if (bytes.empty() && borrower.lent() != 0) {
+    bytes = reader.peek(wanted);  // what was written before the piece was lent
+    is_lent = bytes.empty();
+  }
+  if (reader.broken()) broken = true;
   return bytes;
 }
 
+ByteStream::Bytes ShmStream::peek(std::size_t wanted) noexcept {
+  bool is_lent = false;
+  const Bytes bytes = shared_->peek_before_loan(wanted, is_lent);
+  if (!is_lent) return bytes;
+  const Bytes copied = shared_->borrower.peek();
+  if (shared_->borrower.take_returned()) shared_->wake_if_parked();
+  return copied;
+}
+
 void ShmStream::consume(std::size_t bytes) noexcept {
+  if (shared_->borrower.has_copied()) return shared_->borrower.consume(bytes);
   shared_->reader.consume(bytes);
   if (!shared_->reader.has_shown_room()) return;
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -294,7 +444,13 @@ void ShmStream::consume(std::size_t bytes) noexcept {
 std::size_t ShmStream::read(std::span<std::byte> to) noexcept {
   std::size_t copied = 0;
   while (copied < to.size()) {
-    const Bytes come = peek(1);
+    bool is_lent = false;
+    const Bytes come = shared_->peek_before_loan(1, is_lent);
+    if (is_lent) {
+      copied += shared_->borrower.read(to.subspan(copied));
+      if (shared_->borrower.take_returned()) shared_->wake_if_parked();
+      break;
+    }
     const std::size_t count = std::min(come.size(), std::min(to.size() - copied, kRingBytes / 32));
     if (count == 0) break;
     std::memcpy(to.data() + copied, come.data(), count);

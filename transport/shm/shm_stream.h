@@ -3,6 +3,10 @@
 // turns of its loop. A side whose loop goes to sleep says so; the other side then wakes it by a
 // byte through the socket on which the segment was passed. The end of that socket also reveals the
 // death of the other process, because the kernel closes it.
+//
+// A piece that is longer than the ring is lent (loan.h) instead if the other process can read this
+// one's memory and one copy is faster on this machine (copies.h). A shorter one is not: its sender
+// need not wait for the receiver, and both copy at the same time.
 #pragma once
 
 #include <memory>
@@ -31,7 +35,8 @@ class ShmStream final : public ByteStream {
   void consume(std::size_t bytes) noexcept override;
   std::size_t read(std::span<std::byte> to) noexcept override;
   std::size_t window() const override { return kRingBytes; }
-  // A chunk of a collective, with its front.
+  bool withdraw(const Error& why) noexcept override;
+  // A chunk of a collective, with its front. (What is lent is never shown whole.)
   std::size_t shown_whole() const override { return kRingBytes / 4 + 4096; }
   std::size_t unit() const override { return 64; }
   std::optional<Error> end() const noexcept override;
