@@ -21,7 +21,7 @@ struct CopyTimes {
   Time one_one_way{}, two_one_way{};      // if only one end sends
   friend bool operator==(const CopyTimes&, const CopyTimes&) = default;
 };
-constexpr std::size_t kMeasuredBytes = 2 << 20;
+constexpr std::size_t kMeasuredBytes = 1 << 20;
 
 // For which payloads one copy is used.
 struct OneCopy {
@@ -31,8 +31,8 @@ struct OneCopy {
 
 OneCopy choose(const CopyTimes& times) noexcept;
 
-// Measures with two threads for some 10 ms. Nothing if this process may use only one processor, or
-// the kernel refuses the call.
+// Measures with two threads for some 10 ms. Nothing if this process may use only one processor, the
+// kernel refuses the call, or other processes kept the threads waiting.
 std::optional<CopyTimes> measure_copies() noexcept;
 
 // The file in which this user's processes keep what they have measured: in XDG_RUNTIME_DIR, else in

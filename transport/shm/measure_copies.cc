@@ -21,10 +21,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Bytes = std::span<const std::byte>;
 
-constexpr int kRounds = 3;  // the shortest time counts
-// On a busy machine what was measured until then counts.
-constexpr auto kLongest = std::chrono::milliseconds(60);
+constexpr std::size_t kRounds = 3;  // the shortest time counts
+// it takes some 6 ms, unless other processes run on the same processors.
+constexpr auto kLongest = std::chrono::milliseconds(30);
 constexpr std::size_t kCopyAtOnce = 32 << 10;  // as ShmStream::read()
+constexpr int kSpins = 64;                     // between two looks at the clock
 constexpr std::uint64_t kGone = ~std::uint64_t{0};
 
 // Two threads do this in step, as two processes would.
@@ -43,9 +44,7 @@ class Side {
   bool meet(Clock::time_point until) {
     own_.store(++met_, std::memory_order_release);
     for (int turn = 1; other_.load(std::memory_order_acquire) < met_; ++turn) {
-      if (turn % 64 != 0) continue;
-      if (Clock::now() > until) return give_up();
-      std::this_thread::yield();
+      if (turn % kSpins == 0 && Clock::now() > until) return give_up();
     }
     return other_.load(std::memory_order_relaxed) != kGone || give_up();
   }
@@ -64,9 +63,7 @@ class Side {
       const std::size_t before = sent + received;
       if (!rest.empty()) sent += writer_.write({&rest, 1});
       for (int part = 0; part < 8 && received < kMeasuredBytes; ++part) received += take(received);
-      if (sent + received > before || turn % 64 != 0) continue;
-      if (Clock::now() > until) return false;
-      std::this_thread::yield();
+      if (sent + received == before && turn % kSpins == 0 && Clock::now() > until) return false;
     }
     return true;
   }
@@ -97,7 +94,7 @@ class Side {
 // Measures on one of the threads, until it takes too long or the kernel refuses.
 void run(Side& side, const std::byte* theirs, bool is_first, Clock::time_point until,
          std::vector<CopyTimes>& rounds) {
-  for (int round = 0; round < kRounds; ++round) {
+  for (std::size_t round = 0; round < kRounds; ++round) {
     CopyTimes times;
     const auto time = [&](CopyTimes::Time& taken, const auto& copy) {
       side.renew();
@@ -120,6 +117,14 @@ void run(Side& side, const std::byte* theirs, bool is_first, Clock::time_point u
   }
 }
 
+using Time = CopyTimes::Time;
+Time later(Time a, Time b) { return std::max(a, b); }
+Time sooner(Time a, Time b) { return std::min(a, b); }
+CopyTimes each(const CopyTimes& a, const CopyTimes& b, Time (*choose)(Time, Time)) {
+  return {choose(a.one_both_ways, b.one_both_ways), choose(a.two_both_ways, b.two_both_ways),
+          choose(a.one_one_way, b.one_one_way), choose(a.two_one_way, b.two_one_way)};
+}
+
 // Lets the calling thread run on any processor but this one. False if there is none.
 bool leave_processor(int processor) {
   cpu_set_t others;
@@ -137,23 +142,22 @@ std::optional<CopyTimes> measure_copies() noexcept {
     std::atomic<std::uint64_t> met[2] = {};
     Side first(made, met[0], met[1]), second(taken, met[1], met[0]);
     const auto until = Clock::now() + kLongest;
-    std::vector<CopyTimes> rounds, unused;
+    std::vector<CopyTimes> rounds, others;
     std::thread other([&, here = ::sched_getcpu()] {
       if (here >= 0 && leave_processor(here)) {
-        run(second, first.from(), /*is_first=*/false, until, unused);
+        run(second, first.from(), /*is_first=*/false, until, others);
       } else {
         second.give_up();
       }
     });
     run(first, second.from(), /*is_first=*/true, until, rounds);
     other.join();
-    if (rounds.empty()) return std::nullopt;
-    CopyTimes least = rounds.front();
-    for (const CopyTimes& times : rounds) {
-      least.one_both_ways = std::min(least.one_both_ways, times.one_both_ways);
-      least.two_both_ways = std::min(least.two_both_ways, times.two_both_ways);
-      least.one_one_way = std::min(least.one_one_way, times.one_one_way);
-      least.two_one_way = std::min(least.two_one_way, times.two_one_way);
+    if (rounds.size() != kRounds || others.size() != kRounds) return std::nullopt;
+    std::optional<CopyTimes> least;
+    for (std::size_t round = 0; round < kRounds; ++round) {
+      // A thread that began late has measured too little.
+      const CopyTimes times = each(rounds[round], others[round], later);
+      least = least ? each(*least, times, sooner) : times;
     }
     return least;
   } catch (const std::exception&) {  // no memory or no thread
