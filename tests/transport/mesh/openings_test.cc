@@ -162,7 +162,7 @@ TEST(MeshOpenings, RankThatHasLeftIsNamed) {
                        group.messages(1).send(data, 2, 0, Pin(), Fence())}) {
     const Error error = expect_failed(op, "a message to a rank that has left");
     EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
-    EXPECT_THAT(error.text(), HasSubstr("rank 2 is lost"));
+    EXPECT_THAT(error.text(), HasSubstr("the connection with rank 2 has ended"));
     EXPECT_THAT(error.ranks(), ElementsAre(2));
   }
   expect_done(group.messages(1).send(data, 0, 0, Pin(), Fence()), "a message to another rank");
