@@ -528,7 +528,7 @@ TEST(NewGroup, RankThatCannotConnectTellsOthers) {
   });
 }
 
-// Publishes for rank 0 an address that takes connections and never answers.
+// Names in the table of addresses, as rank 0's, one that takes connections and never answers.
 class Misleading final : public c10d::HashStore {
  public:
   Misleading() {
@@ -544,17 +544,28 @@ class Misleading final : public c10d::HashStore {
   }
   ~Misleading() override { ::close(silent_); }
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
-    if (!key.ends_with("mesh/address/0")) return HashStore::set(key, value);
     constexpr std::ptrdiff_t kFront = 8;  // as in transport/mesh/table.h, before the address
-    std::vector<std::uint8_t> changed(value.begin(), value.begin() + kFront);
-    changed.insert(changed.end(), address_.begin(), address_.end());
-    HashStore::set(key, changed);
+    std::string text(value.begin(), value.end());
+    if (key.ends_with("mesh/address/0")) known_ = with_length(text.substr(kFront));
+    if (key.ends_with("mesh/table")) {
+      const std::size_t at = text.find(known_);
+      EXPECT_NE(at, std::string::npos);
+      if (at != std::string::npos) text.replace(at, known_.size(), with_length(address_));
+    }
+    HashStore::set(key, std::vector<std::uint8_t>(text.begin(), text.end()));
   }
   const std::string& address() const { return address_; }
 
  private:
+  // As the table has it: the number of its bytes in two bytes, the lower one first.
+  static std::string with_length(const std::string& address) {
+    const std::size_t bytes = address.size();
+    return std::string{static_cast<char>(bytes % 256), static_cast<char>(bytes / 256)} + address;
+  }
+
   const int silent_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   std::string address_;
+  std::string known_;  // rank 0's address as the table has it
 };
 
 TEST(Joining, UnreachableAddressIsNamed) {
