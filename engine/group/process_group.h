@@ -90,9 +90,9 @@ class WEFT_API ProcessGroup {
   c10::Device device() const;
   // The backend that carries tensors on such a device. Throws Caller if there is none.
   std::string backend(c10::Device device) const;
-  // The transport that carries this group's tensors to a rank: "shm", "tcp", "verbs", … With backend
-  // "weft" it may differ from rank to rank; a backend that makes no connections of its own, and this
-  // rank itself, have the backend's name. Throws Caller for a rank that does not exist.
+  // The transport that carries this group's tensors to a rank: "shm", "tcp", "verbs", … With
+  // backend "weft" it may differ from rank to rank; a backend that makes no connections of its own,
+  // and this rank itself, have the backend's name. Throws Caller for a rank that does not exist.
   std::string transport(int peer) const;
   // The ranks for which this one waits at this moment, and the operations, a line for each:
   // "all_reduce #7: rank 2 has not come; last seen in #6 (all_reduce, 12 s ago)". Call it on
