@@ -16,7 +16,7 @@ struct Broken {
 };
 
 constinit ForkMutex mutex(ForkOrder::Jobs);
-// A ring. A forked process is none of its parent's members, so it may keep the parent's.
+// This is a ring. A forked process may keep its parent's entries: it is no member of those groups.
 constinit std::array<Broken, kMostBreakages> latest WEFT_GUARDED_BY(mutex){};
 constinit std::size_t recorded WEFT_GUARDED_BY(mutex) = 0;
 

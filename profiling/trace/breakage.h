@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which groups of this process have broken, and by which error. A group that breaks writes its dump
-// at once, when its operations are still open although they are about to fail; the dump says so by
-// this record.
+// Records which groups of this process have broken, and by which error. A group that breaks writes
+// its dump at once, when its operations are still open although they are about to fail; the dump
+// says so by this record.
 //
 // Callable from any thread. Nothing here allocates, so that a dump can be written in a forked copy
 // of a process that has crashed.

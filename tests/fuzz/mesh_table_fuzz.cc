@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank of a mesh reads from the store. Any bytes are either an address or a table, which is
-// the same when it is written again, or are refused with Protocol. The first byte chooses what is
-// read, and the number of ranks.
+// Decodes bytes as a rank of a mesh decodes entries of the store. They are an address or a table,
+// which is the same when it is written again, or the decoder refuses them with Protocol. The first
+// byte chooses the decoder and the number of ranks.
 #include <cstdint>
 #include <span>
 #include <vector>

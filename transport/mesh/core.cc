@@ -162,10 +162,11 @@ void Core::on(event::Adopted& event) {
 
 void Core::on(event::Unreachable& event) {
   if (broken_ || lost(event.peer)) return;
-  const Error why = event.why.within("no connection with rank " + std::to_string(event.peer))
-                        .with_ranks({event.peer});
-  if (why.blame() != Blame::PeerLost && why.blame() != Blame::Cancelled) return fail(why);
-  event::Closed closed{event.peer, event.traffic, why};
+  const Blame blame = event.why.blame();
+  if (blame != Blame::PeerLost && blame != Blame::Cancelled)
+    return fail(event.why.within("no connection with rank " + std::to_string(event.peer))
+                    .with_ranks({event.peer}));
+  event::Closed closed{event.peer, event.traffic, event.why};
   on(closed);
 }
 

@@ -71,7 +71,7 @@ class Openings final : public std::enable_shared_from_this<Openings> {
     EventLoop::Registration patience;  // time limit for the hello of a rank that has connected
   };
   using GuestPointer = std::shared_ptr<Guest>;
-  // What this rank knows of one connection to one peer.
+  // One connection to one peer, as this rank knows it.
   struct Slot {
     enum class State : std::uint8_t { Closed, Waits, Connects, Open };
     State state = State::Closed;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of a mesh tell each other through the store before they are connected: each rank
-// its address, and rank 0 all other ranks the table of all addresses. The decoders check every
-// field, because another version of Weft, or another program, may have written it.
+// The entries of the store by which the ranks of a mesh meet before they are connected. Each rank
+// writes its address, and rank 0 writes the table of all addresses. The decoders check every field,
+// because another version of Weft, or another program, may have written it.
 #pragma once
 
 #include <string>

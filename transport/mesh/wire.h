@@ -31,7 +31,7 @@ using Secret = std::array<std::byte, 16>;
 constexpr std::uint32_t kMagic = 0x6d746677;  // "wftm"
 constexpr std::uint16_t kVersion = 5;
 
-// What the sender of a hello does with the connection.
+// Tells whether the sender of a hello uses the connection.
 enum class Answer : std::uint8_t {
   Takes = 0,
   // Refuses it: two ranks have connected to each other at once, and use the connection that the

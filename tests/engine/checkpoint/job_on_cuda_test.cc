@@ -120,7 +120,7 @@ TEST_F(ValuesOfGpus, OfAJobAreLoadedToTheirGpus) {
     checkpoint::load(folder_, agent, parts);
     expect_all(own, 3);
     expect_all(own_second, 4);
-    // What the owner's tensors have now is read from a second checkpoint.
+    // A second checkpoint shows the values that the owner's tensors have now.
     checkpoint::save_async(folder_ + "2", agent, parts).wait();
     checkpoint::load(folder_ + "2", agent, {{"first", own}, {"second", own_second}});
     expect_all(own, 1);

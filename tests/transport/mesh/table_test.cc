@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of a mesh read from the store.
+// Tests how the ranks of a mesh decode the entries of the store.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -30,7 +30,7 @@ constexpr int kRanks = 4;
 // Returns an address of the rank `whose`, as the rank `viewer` sees it.
 using View = std::function<std::string(int viewer, int whose, const std::string& address)>;
 
-// What the stores of all ranks share.
+// All ranks' stores share this.
 struct Published {
   harness::MemoryBootstrap store;
   std::mutex mutex;
@@ -111,7 +111,7 @@ JoinOptions options_of(int rank, int ranks, const std::shared_ptr<Bootstrap>& st
   return options;
 }
 
-// What one rank tells of its communicator.
+// One rank's report about its communicator.
 struct Told {
   std::string backend;
   std::vector<std::string> before;  // the transport to each peer, before any but joining
