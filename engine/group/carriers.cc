@@ -6,6 +6,7 @@
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/carriers.h>
 #include <weft/transport/registry.h>
+#include <weft/transport/transports_text.h>
 
 namespace weft::group {
 
@@ -85,6 +86,20 @@ std::string Carriers::transport(int peer) const {
   const Carrier& carrier = of(barrier_device());
   MutexLock lock(mutex_);
   return carrier.communicator ? carrier.communicator->transport(peer) : carrier.backend;
+}
+
+std::string Carriers::transports() const {
+  std::string text;
+  MutexLock lock(mutex_);
+  for (const auto& [type, carrier] : carriers_) {
+    if (!carrier.communicator) continue;
+    const std::string one = transport::transports_text(*carrier.communicator);
+    if (one.empty()) continue;
+    text += (text.empty() ? "" : "; ");
+    if (type != c10::kCPU) text += c10::DeviceTypeName(type, /*lower_case=*/true) + ": ";
+    text += one;
+  }
+  return text;
 }
 
 c10::Device Carriers::barrier_device() const {

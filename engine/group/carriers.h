@@ -44,6 +44,9 @@ class Carriers {
   std::string names() const;
   // The transport that carries tensors of the group's device to a rank of the group.
   std::string transport(int peer) const;
+  // The transports of the communicators that have been made, in the form of transports_text(); with
+  // CUDA "shm to rank 1; cuda: nccl to rank 1".
+  std::string transports() const;
   // The device of barriers: the group's device if a backend carries it, else the host.
   c10::Device barrier_device() const;
   // The device on which host values travel (counts, orders, bytes): the host if a backend carries

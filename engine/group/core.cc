@@ -177,7 +177,7 @@ Core::Core(CoreOptions given, trace::Member as)
                                       })),
       failure(options, member, *ledger, *this),
       carriers(options),
-      joining(options, *bootstrap, *ledger, failure, carriers),
+      joining(options, member, *bootstrap, *ledger, failure, carriers),
       operations(*this),
       monitored_barrier(options, member, *bootstrap, *ledger, failure) {}
 

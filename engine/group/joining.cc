@@ -18,6 +18,7 @@
 #include <weft/engine/store/backoff.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/trace/dump.h>
+#include <weft/profiling/trace/transports.h>
 
 namespace weft::group {
 
@@ -82,9 +83,14 @@ void tell_given_up(const CoreOptions& options, const Error& error) {
   }
 }
 
-Joining::Joining(const CoreOptions& options, StoreBootstrap& store, Ledger& ledger,
-                 Failure& failure, Carriers& carriers)
-    : options_(options), store_(store), ledger_(ledger), failure_(failure), carriers_(carriers) {}
+Joining::Joining(const CoreOptions& options, const trace::Member& member, StoreBootstrap& store,
+                 Ledger& ledger, Failure& failure, Carriers& carriers)
+    : options_(options),
+      member_(member),
+      store_(store),
+      ledger_(ledger),
+      failure_(failure),
+      carriers_(carriers) {}
 
 void Joining::join(Core* parent) {
   parent_ = parent;
@@ -214,6 +220,7 @@ void Joining::make_communicator(const Carrier& carrier, const c10::Device& devic
   // All ranks of the job have come this far, so it is known now which of them run Weft.
   if (!options_.job->connected) on_all_met();
   carriers_.set(device, made);
+  trace::record_transports(member_, carriers_.transports());
   failure_.abort_on_failure(made);
 }
 

@@ -19,6 +19,7 @@
 #include <weft/engine/group/job.h>
 #include <weft/engine/group/ledger.h>
 #include <weft/engine/store/store.h>
+#include <weft/profiling/trace/description.h>
 #include <weft/transport/transport.h>
 
 namespace weft::group {
@@ -34,8 +35,8 @@ void tell_given_up(const CoreOptions& options, const Error& error);
 class Joining {
  public:
   // All are the group's, and outlive this object.
-  Joining(const CoreOptions& options, StoreBootstrap& store, Ledger& ledger, Failure& failure,
-          Carriers& carriers);
+  Joining(const CoreOptions& options, const trace::Member& member, StoreBootstrap& store,
+          Ledger& ledger, Failure& failure, Carriers& carriers);
 
   // Meets the other ranks. Throws Timeout naming the ranks that did not come, PeerLost naming a
   // rank that was lost meanwhile. `parent` is the group whose ranks make this one: aborting it ends
@@ -67,6 +68,7 @@ class Joining {
   std::string hint() const;
 
   const CoreOptions& options_;
+  const trace::Member& member_;
   StoreBootstrap& store_;
   Ledger& ledger_;
   Failure& failure_;

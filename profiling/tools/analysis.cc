@@ -246,10 +246,14 @@ class Analysis {
     }
     if (!is_stuck(group, met)) return;
     Ranks all;
-    for (const int rank : met.waiting) all.push_back(job_rank(group, rank));
-    report(What::StuckCollective, all,
-           "all ranks have come to " + where + ", and " + list_ranks(met.waiting) +
-               " did not get through it");
+    std::string text = "all ranks have come to " + where + ", and " + list_ranks(met.waiting) +
+                       " did not get through it";
+    for (const int rank : met.waiting) {
+      all.push_back(job_rank(group, rank));
+      if (const std::string& transports = group.views.at(rank).transports; !transports.empty())
+        text += "; rank " + std::to_string(rank) + " uses " + transports;
+    }
+    report(What::StuckCollective, all, text);
   }
 
   // Reports a rank that joins nearly every collective last, although nothing is stuck.

@@ -171,7 +171,10 @@ class Taking {
     View* view = nullptr;
     if (kind == "agent") view = agent(rank, text_of(party, "name"));
     if (kind == "group") view = member(group_party_of(party));
-    if (view != nullptr) views_[number] = view;
+    if (view != nullptr) {
+      views_[number] = view;
+      view->transports = text_or_none(party, "transports");
+    }
     if (const auto broken = party.find("broken"); broken != party.end())
       broken_[number] = {text_of(*broken, "blame"), text_of(*broken, "error")};
   }

@@ -36,6 +36,7 @@ struct View {
   int job_rank = -1;
   std::vector<Record> records;  // in the order in which they began
   std::string name;             // an agent's worker name
+  std::string transports{};     // a group's, as its rank reaches the others: "shm to rank 1"
 };
 
 struct Dump {

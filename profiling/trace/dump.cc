@@ -34,6 +34,7 @@
 #include <weft/profiling/trace/open_ranges.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/profiling/trace/timeline_part.h>
+#include <weft/profiling/trace/transports.h>
 
 namespace weft::trace {
 
@@ -132,6 +133,8 @@ void write(Json& json, const Member& member, int number) {
   for (const int rank : party.ranks) json.number(rank);
   json.close(']');
   json.key("generation").number(member.generation());
+  if (const auto transports = transports_of(member))
+    json.key("transports").text(transports->data());
   if (const auto broken = breakage_of(member)) {
     json.key("broken").open('{');
     json.key("blame").text(weft::name(broken->blame));

@@ -130,6 +130,7 @@ class Drawing {
               {"sequence", span.sequence},
               {"bytes", span.bytes}};
     if (span.owner->generation > 0) args["generation"] = span.owner->generation;
+    if (!span.owner->transports.empty()) args["transports"] = span.owner->transports;
     if (span.peer >= 0) args[span.kind == "collective" ? "root" : "peer"] = span.peer;
     if (span.tag != 0) args["tag"] = span.tag;
     if (!span.dtype.empty()) args["tensor"] = span.dtype + " " + Json(span.shape).dump();

@@ -14,6 +14,7 @@
 #include <weft/base/make_error.h>
 #include <weft/profiling/trace/progress.h>
 #include <weft/profiling/trace/timeline_part.h>
+#include <weft/profiling/trace/transports.h>
 
 namespace weft::trace::timeline {
 
@@ -176,7 +177,12 @@ int Part::party(const Member& member) {
   line_ += ",\"rank\":" + std::to_string(party.rank) + ",\"ranks\":[";
   for (std::size_t i = 0; i < party.ranks.size(); ++i)
     line_ += (i > 0 ? "," : "") + std::to_string(party.ranks[i]);
-  line_ += "],\"generation\":" + std::to_string(member.generation()) + "}";
+  line_ += "],\"generation\":" + std::to_string(member.generation());
+  if (const auto transports = transports_of(member)) {
+    line_ += ",\"transports\":";
+    append_quoted(line_, transports->data());
+  }
+  line_ += '}';
   write_line();
   return found->second;
 }

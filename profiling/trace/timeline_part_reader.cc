@@ -119,8 +119,13 @@ class PartReader {
     } else if (json.contains("thread")) {
       threads_[json.at("thread")].name = json.at("name");
     } else if (json.contains("party")) {
-      const Owner owner{json.at("kind"), json.at("name"),  json.at("rank"),
-                        rank(),          json.at("ranks"), json.at("generation")};
+      const Owner owner{json.at("kind"),
+                        json.at("name"),
+                        json.at("rank"),
+                        rank(),
+                        json.at("ranks"),
+                        json.at("generation"),
+                        json.value("transports", "")};
       owners_[json.at("party")] = owned(owner);
     } else if (json.contains("lost")) {
       into_.ranks[rank()].lost += json.at("lost").get<std::uint64_t>();

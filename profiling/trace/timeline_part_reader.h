@@ -20,6 +20,7 @@ struct Owner {
   int job_rank = -1;       // rank of the process in which it is drawn
   std::vector<int> ranks;  // the members as ranks of the job
   int generation = 0;
+  std::string transports{};  // "shm to rank 1"; empty if the rank was alone or did not tell
 };
 
 struct Span {

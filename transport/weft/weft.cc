@@ -2,13 +2,12 @@
 // The default backend for host memory: a mesh whose pairs of ranks each use their own transport.
 // Of those that both ranks of a pair can use, that is shm (within a host), else verbs, else tcp. A
 // rank listens on all of them, and publishes all their addresses as one (offers.h).
-#include <map>
-
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/routes.h>
+#include <weft/transport/transports_text.h>
 #include <weft/transport/weft/offers.h>
 
 namespace weft::transport::weft {
@@ -18,7 +17,6 @@ namespace {
 constexpr const char* kShared = "shm";
 // Best first.
 constexpr const char* kTransports[] = {kShared, "verbs", "tcp"};
-constexpr std::size_t kMostNamed = 16;  // ranks that a line of the log names
 
 // Listens on each transport that can.
 class OnEach final : public Listener {
@@ -80,20 +78,6 @@ class Pairs final : public Connector {
   const Routes routes_;
 };
 
-std::string text_of(const Communicator& communicator) {
-  std::map<std::string, std::vector<int>> ranks;
-  for (int peer = 0; peer < communicator.size(); ++peer) {
-    if (peer != communicator.rank()) ranks[communicator.transport(peer)].push_back(peer);
-  }
-  std::string text;
-  for (const auto& [transport, peers] : ranks) {
-    text +=
-        (text.empty() ? "" : ", ") + transport + " to " +
-        (peers.size() <= kMostNamed ? ranks_text(peers) : std::to_string(peers.size()) + " ranks");
-  }
-  return text;
-}
-
 class Weft final : public Transport {
  public:
   Weft(std::vector<std::shared_ptr<Transport>> transports, std::vector<std::string> lines)
@@ -109,7 +93,7 @@ class Weft final : public Transport {
     });
     if (options.rank == 0 && options.size > 1)
       log::info("group '" + options.group_name + "' of " + std::to_string(options.size) +
-                " ranks: rank 0 uses " + text_of(*joined));
+                " ranks: rank 0 uses " + transports_text(*joined));
     return joined;
   }
 

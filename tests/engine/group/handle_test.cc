@@ -13,6 +13,7 @@
 #include <weft/base/make_error.h>
 #include <weft/engine/group/core.h>
 #include <weft/group.h>
+#include <weft/profiling/trace/dump.h>
 #include <weft/tests/harness/ranks.h>
 
 namespace weft {
@@ -308,6 +309,16 @@ TEST_P(MeshHandle, TransportToEveryRankIsNamed) {
     for (const int wrong : {-1, 3})
       EXPECT_EQ(error_of([&] { static_cast<void>(group.transport(wrong)); }).blame(),
                 Blame::Caller);
+    group.barrier().wait();
+  });
+}
+
+TEST_P(MeshHandle, DumpNamesTheTransports) {
+  run(3, [](ProcessGroup& group) {
+    group.barrier().wait();  // the ranks share a process: each has recorded its own
+    const std::string own[] = {"1, 2", "0, 2", "0, 1"};
+    EXPECT_THAT(trace::dump("asked"), HasSubstr(R"("transports":")" + std::string(GetParam()) +
+                                                " to ranks " + own[group.rank()] + "\""));
     group.barrier().wait();
   });
 }

@@ -22,12 +22,14 @@
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
 #include <weft/profiling/trace/operation.h>
+#include <weft/profiling/trace/transports.h>
 #include <weft/tests/harness/folder.h>
 
 namespace weft::tools {
 namespace {
 
 using Json = nlohmann::json;
+using testing::EndsWith;
 using testing::HasSubstr;
 using trace::Kind;
 using trace::Member;
@@ -285,6 +287,37 @@ TEST_F(DumpFiles, OfABrokenGroupAreNotThoseOfItsSuccessor) {
   });
   const Dumps dumps = read_dumps({file});
   EXPECT_EQ(dumps.groups.at(0).views.at(0).records.at(0).state, "open");
+}
+
+TEST_F(DumpFiles, TellWhichTransportsAStuckCollectiveUses) {
+  const auto of_a_rank = [&](int rank, const std::string& transports) {
+    return dump_by("rank" + std::to_string(rank), [&, rank] {
+      const Member member = Member::join(in_group(rank, 2));
+      trace::record_transports(member, "gloo to rank 7");
+      trace::record_transports(member, transports);
+      run_collectives(member, 1, 0);
+    });
+  };
+  const std::vector files{of_a_rank(0, "tcp to rank 1"), of_a_rank(1, "tcp to rank 0")};
+  const Dumps dumps = read_dumps(files);
+  EXPECT_EQ(dumps.groups.at(0).views.at(1).transports, "tcp to rank 0");
+  const auto found = analyze(dumps, std::chrono::nanoseconds(0));
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found[0].what, Finding::What::StuckCollective);
+  EXPECT_THAT(found[0].text, EndsWith("; rank 0 uses tcp to rank 1; rank 1 uses tcp to rank 0"));
+}
+
+TEST_F(DumpFiles, KeepTheTransportsOfTheLatestGroups) {
+  const std::string file = dump_by("rank", [] {
+    for (int i = 0; i < 300; ++i)
+      trace::record_transports(Member::join(in_group(0, 2)), std::string(1000, 'x'));
+    const Member last = Member::join(in_group(0, 3));
+    trace::record_transports(last, "shm to ranks 1, 2");
+    run_collectives(last, 1, 1);
+  });
+  const Group last = read_dumps({file}).groups.back();
+  EXPECT_EQ(last.ranks.size(), 3u);
+  EXPECT_EQ(last.views.at(0).transports, "shm to ranks 1, 2");
 }
 
 // Rank 2 was lost and another process replaced it: the others count the group that they made with

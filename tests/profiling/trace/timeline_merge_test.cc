@@ -15,6 +15,7 @@
 #include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/timeline_part.h>
 #include <weft/profiling/trace/trace.h>
+#include <weft/profiling/trace/transports.h>
 #include <weft/tests/profiling/trace/timeline_of_children.h>
 
 namespace weft::trace {
@@ -68,6 +69,18 @@ TEST_F(Timeline, GroupsOfOneNameAreToldApart) {
   EXPECT_EQ(spans_of, (std::map<int, int>{{0, 3}, {1, 2}}));
   EXPECT_EQ(events(json, "s").size(), 3u)
       << "two ranks waited for the last of three, and one for the last of two";
+}
+
+TEST_F(Timeline, OperationsTellTheTransportsOfTheirGroup) {
+  run(0, 1, [] {
+    const Member in = member(0, 2);
+    record_transports(in, "shm to rank 1");
+    all_reduce(in, 1);
+    all_reduce(member(0, 3), 1);
+  });
+  std::multiset<std::string> told;
+  for (const Json& span : events(read(), "X")) told.insert(span.at("args").value("transports", ""));
+  EXPECT_EQ(told, (std::multiset<std::string>{"", "shm to rank 1"}));
 }
 
 TEST_F(Timeline, OpenSpansEndWhereEventsAreLost) {
