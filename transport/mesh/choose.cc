@@ -19,6 +19,10 @@ constexpr int kManyRanks = 8;
 constexpr std::size_t kDoublingBytes = 64 << 10, kHalvingBytes = 2 << 20,
                       kHalvingApartBytes = 64 << 20;
 constexpr std::size_t kLargestChunk = 256 << 10, kSmallestChunk = 16 << 10;
+// From kLentBytes on, a rank's part of an all_gather over shared memory goes in chunks that are
+// long enough to be lent: the receiver copies them out of the sender's memory
+// (transport/shm/loan.h).
+constexpr std::size_t kLentBytes = 4 << 20, kLentChunk = 2 << 20;
 // Chunks in a block: filling the pipeline costs one chunk, an eighth of the block.
 constexpr std::size_t kChunksWanted = 8;
 
@@ -79,7 +83,8 @@ Choice choose(const Call& call, const Arithmetic& arithmetic, int ranks) {
 Choice choose_in_cache(const Call& call, const Arithmetic& arithmetic, int ranks) {
   Choice choice = choose_where(call, arithmetic, ranks, /*in_cache=*/true);
   if (call.kind == Kind::AllGather && choice.algorithm == Algorithm::Direct) {
-    choice.chunk_bytes = chunk_of(static_cast<std::size_t>(call.bytes));
+    const auto bytes = static_cast<std::size_t>(call.bytes);
+    choice.chunk_bytes = bytes < kLentBytes ? chunk_of(bytes) : kLentChunk;
   }
   return choice;
 }
