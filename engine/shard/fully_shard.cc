@@ -164,8 +164,7 @@ constexpr const char* kUnit = "fully_shard";
 // Throws Caller for shards of other ranks, or of another root.
 void require_free(torch::nn::Module& module, const ModelRanks& ranks) {
   for (const auto& unit : units_in(module)) {
-    const std::string sharded =
-        std::string(kRoot) + ": parameter '" + unit->parameters().front().name + "' ";
+    const std::string sharded = kRoot + (": parameter '" + unit->parameters().front().name + "' ");
     if (!unit->ranks().are_same(ranks)) {
       throw Error(Blame::Caller, sharded +
                                      "was sharded over another group or mesh by fully_shard(); "
