@@ -317,7 +317,11 @@ TEST_P(MeshHandle, DumpNamesTheTransports) {
   run(3, [](ProcessGroup& group) {
     group.barrier().wait();  // the ranks share a process: each has recorded its own
     const std::string own[] = {"1, 2", "0, 2", "0, 1"};
-    EXPECT_THAT(trace::dump("asked"), HasSubstr(R"("transports":")" + std::string(GetParam()) +
+    const trace::Member& member = group::Core::of(group).member;
+    const std::string party = R"("rank":)" + std::to_string(group.rank()) +
+                              R"(,"ranks":[0,1,2],"generation":)" +
+                              std::to_string(member.generation());
+    EXPECT_THAT(trace::dump("asked"), HasSubstr(party + R"(,"transports":")" + GetParam() +
                                                 " to ranks " + own[group.rank()] + "\""));
     group.barrier().wait();
   });

@@ -307,6 +307,31 @@ TEST_P(Gathers, GivesEveryRankAllParts) {
   });
 }
 
+TEST(Plans, LargeGathersGoInChunksThatCanBeLent) {
+  constexpr std::size_t kFrom = (4 << 20) / sizeof(std::int32_t);  // a rank's numbers
+  constexpr std::size_t kLongestInRing = 1 << 20;                  // bytes; longer chunks are lent
+  for (const std::size_t count : {kFrom - 1, kFrom, kFrom + 1, 2 * kFrom - 1}) {
+    const Call call = call_of(Kind::AllGather, count);
+    const Choice choice = choose_in_cache(call, arithmetic_of(call.dtype, call.op, 3), 3);
+    EXPECT_EQ(choice.chunk_bytes > kLongestInRing, count >= kFrom) << count;
+    World world(3, 0);
+    for (int rank = 0; rank < 3; ++rank) {
+      world.of(rank).data = numbers_of(rank, count);
+      world.of(rank).outputs.assign(3, std::vector<std::int32_t>(count));
+    }
+    world.plan(call, choice);
+    world.run();
+    world.expect_all_done();
+    for (int rank = 0; rank < 3; ++rank) {
+      for (int other = 0; other < 3; ++other) {
+        ASSERT_TRUE(world.of(rank).outputs[static_cast<std::size_t>(other)] ==
+                    numbers_of(other, count))
+            << "rank " << rank;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Plans, Gathers, testing::Values(Algorithm::Direct, Algorithm::Ring));
 
 class Barriers : public testing::TestWithParam<Algorithm> {};
