@@ -35,6 +35,8 @@ struct JoinOptions {
   std::chrono::milliseconds timeout{0};  // for joining and for each operation
   std::shared_ptr<EventLoop> loop;       // runs the communicator's callbacks
   std::string interface_address;         // local address to listen on; "" = the backend chooses
+  std::string secret;                    // that the ends of a connection prove to know; "" = none
+  std::size_t max_connections = 256;     // kept open; idle ones above are closed
 };
 
 // "on group 'x' (nccl, rank 0 of 2)", for messages.

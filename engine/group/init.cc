@@ -39,6 +39,23 @@ std::optional<Error> unusable(const std::string& backends) {
   return std::nullopt;
 }
 
+// Throws Caller for a secret that can be guessed and for a limit that no group can keep.
+void check_connections(const ProcessGroupOptions& options) {
+  constexpr std::size_t kShortestSecret = 16;
+  constexpr int kFewest = 2;
+  if (!options.secret.empty() && options.secret.size() < kShortestSecret) {
+    throw Error(Blame::Caller,
+                "ProcessGroupOptions::secret has " + std::to_string(options.secret.size()) +
+                    " bytes, and a secret of fewer than 16 can be guessed; make one at random "
+                    "(openssl rand -hex 16)");
+  }
+  if (options.max_connections < kFewest) {
+    throw Error(Blame::Caller, "ProcessGroupOptions::max_connections is " +
+                                   std::to_string(options.max_connections) +
+                                   "; a rank needs at least 2");
+  }
+}
+
 // An unknown backend is a mistake of the program, which all ranks make: this rank throws at once. A
 // rank that cannot use its backend meets the others to tell them, but does not wait for them:
 // mostly they cannot use it either, and the store has ended with rank 0.
@@ -97,6 +114,7 @@ ProcessGroup group::init(ProcessGroupOptions options,
     throw Error(Blame::Caller, "the timeout of a process group is " + describe(options.timeout) +
                                    "; it must be positive");
   }
+  check_connections(options);
   if (options.device) group::check_device(*options.device, devices->count());
   options.timeout = std::min(options.timeout, group::kLongestTimeout);
   const Deadline deadline = Deadline::in(options.timeout);
@@ -112,6 +130,8 @@ ProcessGroup group::init(ProcessGroupOptions options,
     made.device.set_index(own.is_cuda() ? own.index() : 0);
   }
   made.timeout = options.timeout;
+  made.secret = options.secret;
+  made.max_connections = static_cast<std::size_t>(options.max_connections);
   for (int rank = 0; rank < made.size; ++rank) made.global_ranks.push_back(rank);
   // "0/" is the name of Python's first group.
   made.store = c10::make_intrusive<c10d::PrefixStore>("0/", place.store);

@@ -60,6 +60,8 @@ struct CoreOptions {
   // mesh. The name of the group is the same on all its ranks, and this is not.
   std::string place_in_mesh;
   std::shared_ptr<Job> job;
+  std::string secret;  // of ProcessGroupOptions, as the next
+  std::size_t max_connections = 256;
 
   std::string self() const;   // "group 'x' (rank 0 of 2)", with place_in_mesh behind the 2
   std::string place() const;  // "on " + self()

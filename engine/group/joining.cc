@@ -206,6 +206,8 @@ void Joining::make_communicator(const Carrier& carrier, const c10::Device& devic
   join.timeout = options_.timeout;
   join.loop = options_.job->loop;
   join.interface_address = options_.job->local_address;
+  join.secret = options_.secret;
+  join.max_connections = options_.max_connections;
   std::shared_ptr<transport::Communicator> made;
   try {
     made = meet(carrier, device.type(), join);
