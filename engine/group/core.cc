@@ -33,10 +33,7 @@ struct Heard {
     const auto core = group.lock();
     if (member < 0 || !core) return;
     ledger->on_lost(rank);
-    // All ranks are connected through the job's rank 0; without it new_group fails.
-    const char* const fix =
-        rank == 0 ? "; restart the job"
-                  : "; make a group of the living ranks with new_group, or restart the job";
+    const char* const fix = "; make a group of the living ranks with new_group, or restart the job";
     core->failure.fail(Error(Blame::PeerLost, "rank " + std::to_string(member) + " " + how + fix)
                            .with_ranks({member}));
   }
@@ -97,7 +94,8 @@ Membership::Listener listener_of(const Heard& heard) {
   Membership::Listener listener;
   listener.lost = [heard](int rank, const std::string& how) {
     heard.ledger->on_gone(rank);
-    heard.lost(rank, how);
+    // The end of a rank that has left the group is no loss for it.
+    if (!heard.ledger->has_left(rank)) heard.lost(rank, how);
   };
   listener.aborted = [heard](const Frame& abort) { heard.aborted(abort); };
   listener.leaving = [heard](const Frame& frame) { heard.leaving(frame); };
@@ -108,7 +106,6 @@ Membership::Listener listener_of(const Heard& heard) {
     heard.ledger->on_gone(rank);
     if (!heard.ledger->has_left(rank)) heard.lacks(rank, "left the job after its group had broken");
   };
-  listener.alone = [ledger = heard.ledger] { ledger->on_alone(); };
   return listener;
 }
 
@@ -230,6 +227,12 @@ void Core::join(Core* parent) {
                                   listener_of({ledger, weak_from_this(), options.global_ranks}));
   options.job->waits->sources().add(options.name, source_of(*this));
   joining.join(parent);
+  if (parent != nullptr) return;
+  // From now on the ranks meet without the job's store, whose host may be lost.
+  if (auto store = kept_by_members(options)) {
+    options.own_store = store;
+    bootstrap->move_to(std::move(store));
+  }
 }
 
 }  // namespace weft::group

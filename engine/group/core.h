@@ -44,7 +44,8 @@ struct Core : std::enable_shared_from_this<Core> {
   }
 
   const MadeIn made_in;
-  const CoreOptions options;
+  // Does not change after join().
+  CoreOptions options;
   const trace::Member member;
   const std::shared_ptr<StoreBootstrap> bootstrap;
   const std::shared_ptr<Ledger> ledger;

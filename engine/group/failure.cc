@@ -188,7 +188,7 @@ void Failure::by_the_store(const std::function<void()>& meet) {
 // --- Explaining ---
 
 Error Failure::explain(const Error& error) {
-  if (error.blame() != Blame::PeerLost) return with_hint(error);
+  if (error.blame() != Blame::PeerLost) return error;
   UniqueLock lock(mutex_);
   if (options_.job->connected && !options_.job->loop->inside() && !ledger_.left_before()) {
     ++asking_;
@@ -242,7 +242,7 @@ void Failure::explain_waiting() {
 }
 
 Error Failure::explained(const Error& error) const {
-  if (error.blame() != Blame::PeerLost) return with_hint(error);
+  if (error.blame() != Blame::PeerLost) return error;
   if (broken_) {
     // The backend and the group may both report one loss, the group as "rank 1 is lost: how". Then
     // report it once, in the group's words.
@@ -286,17 +286,6 @@ Error Failure::with_absent(const Error& timeout, const Wait& wait) {
     reason_ = with(Error(Blame::Timeout, reason_)).text();
   }
   return with(timeout);
-}
-
-Error Failure::with_hint(const Error& error) const {
-  const std::string hint =
-      "the rank that tells the others of lost ranks (0, the lowest) has left the job, so a rank "
-      "may be lost unnoticed; let it leave last, after a barrier of all ranks";
-  const bool has_one = error.text().find(hint) != std::string::npos;
-  if (error.blame() != Blame::Timeout || has_one || options_.size < 3 ||
-      !options_.job->membership->is_alone())
-    return error;
-  return error.with_text(error.text() + "; " + hint);
 }
 
 }  // namespace weft::group

@@ -91,8 +91,6 @@ class Failure {
   // Adds to a time-out the ranks that did not come to the operation. Asks them, and may then block
   // for a second.
   Error with_absent(const Error& timeout, const Wait& wait);
-  // Adds a hint to a time-out if a rank may have been lost without the others hearing of it.
-  Error with_hint(const Error& error) const;
   // True if this error of an operation breaks the group.
   bool breaks_group(const Wait& operation, const Error& error);
 

@@ -98,6 +98,7 @@ std::shared_ptr<group::Job> start_job(const group::CoreOptions& made,
   job->membership =
       group::Membership::make(made.rank, made.size, job->local_address,
                               std::make_shared<group::StoreBootstrap>(made.own_store), job->loop);
+  job->stores = group::MemberStores::make(made.rank, job->membership);
   return job;
 }
 

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 #include <weft/base/error.h>
 #include <weft/base/op.h>
 #include <weft/engine/group/job.h>
@@ -29,6 +33,16 @@ Job::~Job() {
   // Objects that the loop kept alive retire their memory when it is destroyed.
   loop.reset();
   devices->reclaim(Deadline::in(kPatience));
+}
+
+c10::intrusive_ptr<c10d::Store> kept_by_members(const CoreOptions& group) {
+  const Job& job = *group.job;
+  if (!job.connected || group.size == 1) return {};
+  for (const int rank : group.global_ranks) {
+    if (!job.membership->has(rank)) return {};
+  }
+  return c10::make_intrusive<c10d::PrefixStore>(
+      "group " + group.name, job.stores->at(group.global_ranks.front(), group.timeout));
 }
 
 std::string CoreOptions::place() const { return "on " + self(); }

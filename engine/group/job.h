@@ -16,6 +16,7 @@
 #include <weft/base/event_loop.h>
 #include <weft/engine/group/continuations.h>
 #include <weft/engine/group/waits.h>
+#include <weft/engine/membership/member_store.h>
 #include <weft/engine/membership/membership.h>
 #include <weft/engine/tensor/cuda_devices.h>
 
@@ -30,6 +31,7 @@ constexpr auto kLossIsTold = std::chrono::seconds(1);
 struct Job {
   std::shared_ptr<EventLoop> loop;
   std::shared_ptr<Membership> membership;
+  std::shared_ptr<MemberStores> stores;
   std::shared_ptr<Waits> waits;
   std::atomic<bool> connected{false};  // set once the first communicator of the first group is made
   std::string local_address;
@@ -67,6 +69,10 @@ struct CoreOptions {
   std::string place() const;  // "on " + self()
   void check_rank(int rank, const char* what) const;
 };
+
+// A store that the group's first rank keeps, in which its members meet without the job's store; null
+// unless all of them run Weft and are connected.
+c10::intrusive_ptr<c10d::Store> kept_by_members(const CoreOptions& group);
 
 // Blocks until the loop has finished its present turn and everything that was posted before. Must
 // not be called on the loop.

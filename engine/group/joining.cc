@@ -289,7 +289,7 @@ void Joining::await(const Attempt& attempt, c10::DeviceType type) {
       throw_if_hopeless();
       return attempt.query();
     };
-    options_.job->membership->connect_to_first(is_over, deadline);
+    options_.job->membership->connect_early(is_over, deadline);
   }
   Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
                   absent_from(options_, kHere));

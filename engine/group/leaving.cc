@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <optional>
 #include <string>
@@ -41,10 +42,17 @@ void warn_of_unreceived(Core& core) {
 std::vector<int> await_others(Core& core, Deadline deadline) {
   const auto known = [&](int rank) { return core.options.job->membership->has(rank); };
   Patience patience(core.options.job->waits->reports());
+  std::chrono::milliseconds pause(1000);  // until this rank says again that it leaves
+  Deadline again = Deadline::in(pause);
   for (;;) {
-    std::vector<int> slow =
-        core.ledger->await_others(known, Deadline::sooner(deadline, patience.next()));
+    const Deadline turn = Deadline::sooner(patience.next(), again);
+    std::vector<int> slow = core.ledger->await_others(known, Deadline::sooner(deadline, turn));
     if (slow.empty() || deadline.passed()) return slow;
+    if (again.passed()) {
+      // An answer may have been lost with a rank that has died or left meanwhile.
+      core.ledger->say_leaving();
+      again = Deadline::in(pause *= 2);
+    }
     if (!patience.is_over()) continue;
     log::warn("rank " + std::to_string(core.options.rank) + " has waited " +
               describe_wait(patience.waited()) + " to leave group '" + core.options.name +

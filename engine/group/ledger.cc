@@ -145,8 +145,10 @@ void Ledger::on_leaving(const Frame& frame) {
     if (!(counts >> messages)) messages = 0;
   }
   MutexLock lock(mutex_);
-  leavers_.emplace(rank, Leaver{frame.number, messages, false, leavers_.size()});
-  satisfied_.insert(rank);  // it waited for its own operations before it sent this
+  const auto leaver =
+      leavers_.emplace(rank, Leaver{frame.number, messages, false, leavers_.size()}).first;
+  leaver->second.answered = false;  // if it is said again, the answer has been lost
+  satisfied_.insert(rank);          // it waited for its own operations before it sent this
   answer_leavers();
   changed_.notify_all();
 }
@@ -165,12 +167,6 @@ void Ledger::on_gone(int rank) {
 void Ledger::on_lost(int rank) {
   MutexLock lock(mutex_);
   lost_.insert(group_rank(rank));
-}
-
-void Ledger::on_alone() {
-  MutexLock lock(mutex_);
-  alone_ = true;
-  changed_.notify_all();
 }
 
 // Returns an error, with this text at its end, if ranks have left before they took part in that
@@ -268,7 +264,7 @@ std::vector<int> Ledger::await_others(const std::function<bool(int)>& known, Dea
   std::vector<int> waiting;
   const auto done = [&]() WEFT_REQUIRES(mutex_) {
     waiting.clear();
-    for (std::size_t i = 0; i < members_.size() && !alone_; ++i) {
+    for (std::size_t i = 0; i < members_.size(); ++i) {
       const int rank = static_cast<int>(i);
       if (rank != rank_ && known(members_[i]) && !satisfied_.contains(rank))
         waiting.push_back(rank);

@@ -6,7 +6,7 @@
 //
 // Shared by the group and by membership's callbacks, which outlive it. Thread-safe.
 //
-// It has 27 functions and 16 members, because whether a rank may leave, and whether an operation
+// It has 26 functions and 15 members, because whether a rank may leave, and whether an operation
 // can still complete, follows from all of its counts together, which change under one mutex.
 #pragma once
 
@@ -57,8 +57,6 @@ class Ledger {
   void on_gone(int rank);
   // The rank does not count as living: it is lost, or has left the group after an error.
   void on_lost(int rank);
-  // No rank will answer any more.
-  void on_alone();
   // The reason why a pending operation here will never complete: a rank has left that would have to
   // take part in it.
   std::optional<Error> left_behind() const;
@@ -78,7 +76,7 @@ class Ledger {
   // "rank 1 has left group 'x'"; "" if none has.
   std::string who_left() const;
 
-  // Tells the others that this rank leaves, and how far it came.
+  // Tells the others that this rank leaves, and how far it came. Said again, they answer again.
   void say_leaving();
   // Blocks until each of the others has completed everything that this rank took part in, or is
   // gone. `known` tells which ranks answer at all. Returns the ranks for which it still waited at
@@ -118,7 +116,6 @@ class Ledger {
   // Group ranks that need nothing more from this one.
   std::set<int> satisfied_ WEFT_GUARDED_BY(mutex_);
   std::set<int> lost_ WEFT_GUARDED_BY(mutex_);  // group ranks
-  bool alone_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weft::group

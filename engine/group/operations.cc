@@ -306,7 +306,7 @@ void Operations::follow(const Wait& wait, const Op& op,
     finish(error);
     const auto core = weak.lock();
     if (core && error && failure_.breaks_group(wait, *error))
-      failure_.fail(named(failure_.with_hint(*error), wait.what(), /*place=*/false));
+      failure_.fail(named(*error, wait.what(), /*place=*/false));
   });
 }
 
@@ -324,7 +324,7 @@ Work Operations::limited(Work work, std::chrono::milliseconds limit) {
         if (!core || is_over) return;
         const std::string text = ": not all ranks took part within " + describe(limit) +
                                  ", the limit of with_timeout(), and the group is broken";
-        failure_.fail(failure_.with_hint(Error(Blame::Timeout, wait.what() + text)));
+        failure_.fail(Error(Blame::Timeout, wait.what() + text));
       });
   const auto left = std::make_shared<std::atomic<std::size_t>>(ops->size());
   for (const Op& op : *ops) {

@@ -156,10 +156,12 @@ class WEFT_API ProcessGroup {
 
   // All members call it, with the same ranks (of this group, in the order of their new ranks), and
   // call it for groups of the same members in the same order. Other ranks may call it too, and get
-  // an empty group. If the loss of a rank has broken this group, groups can be made of the ranks
-  // that live (living_ranks), if rank 0 of the job is among them. Of the options, backend, timeout
-  // and device count; "" and the defaults keep this group's. Give a device of its own to each group
-  // of a rank that uses several GPUs.
+  // an empty group. If the loss of a rank, whichever it is, has broken this group, groups can be
+  // made of the ranks that live (living_ranks). If parts of the group have lost sight of each
+  // other, only one of them can: the part with more than half of the ranks that have not ended, or
+  // with half of them and the lowest. Of the options, backend, timeout and device count; "" and the
+  // defaults keep this group's. Give a device of its own to each group of a rank that uses several
+  // GPUs.
   ProcessGroup new_group(std::vector<int> ranks, ProcessGroupOptions options = {});
   // The ranks of this group, in order, except those that are known here to be lost or to have left
   // it: all others are taken to live. Once a PeerLost error has named a lost rank, that rank is not

@@ -13,6 +13,7 @@
 #include <weft/engine/group/store_meeting.h>
 #include <weft/engine/group/subgroups.h>
 #include <weft/engine/group/text_meeting.h>
+#include <weft/engine/membership/majority.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::group {
@@ -72,7 +73,9 @@ ProcessGroup make_subgroup(Core& core, const std::vector<int>& ranks, const std:
   for (const int rank : ranks)
     made.global_ranks.push_back(core.options.global_ranks[static_cast<std::size_t>(rank)]);
   made.store = c10::make_intrusive<c10d::PrefixStore>(prefix, core.options.store);
-  made.own_store = c10::make_intrusive<c10d::PrefixStore>(prefix, core.options.own_store);
+  made.own_store = kept_by_members(made);
+  if (!made.own_store)
+    made.own_store = c10::make_intrusive<c10d::PrefixStore>(prefix, core.options.own_store);
   return Core::make(made, &core);
 }
 
@@ -123,13 +126,27 @@ void throw_if_names_lost(const Core& core, const std::vector<int>& ranks, const 
   }
 }
 
+// Throws if this rank's part of the group, which has lost sight of another part, must not go on.
+void require_majority(const Core& core, const Error& loss) {
+  std::vector<Sight> ranks;
+  int reached = 0;
+  for (const int rank : core.options.global_ranks) {
+    const auto gone = core.options.job->membership->gone(rank);
+    ranks.push_back(!gone ? Sight::Here : gone->is_cut ? Sight::Cut : Sight::Ended);
+    reached += gone ? 0 : 1;
+  }
+  if (has_majority(ranks)) return;
+  throw loss.with_text(
+      loss.text() + " (new_group: this rank reaches " + std::to_string(reached) + " of " +
+      std::to_string(core.options.size) +
+      " ranks; the machines of others do not answer, and they may go on as the group; restart the "
+      "job)");
+}
+
 // Makes a group of ranks that live, after the loss of another.
 ProcessGroup make_after(const Error& loss, Core& core, const std::vector<int>& ranks,
                         const std::string& prefix, CoreOptions made) {
   try {
-    if (core.options.job->membership->is_alone()) throw Error(loss);
-    // The store may have ended with the lost rank: find out now, and do not wait for it.
-    static_cast<void>(core.bootstrap->exists(prefix));
     return make_subgroup(core, ranks, prefix, std::move(made));
   } catch (const Error& error) {
     if (error.blame() != Blame::PeerLost) throw;
@@ -173,7 +190,10 @@ ProcessGroup new_group(Core& core, const std::vector<int>& ranks,
   CoreOptions made = options_for(core, wanted);
   // The names are checked before the store is queried, since it may end with the ranks that see
   // this error first.
-  if (loss) throw_if_names_lost(core, ranks, *loss);
+  if (loss) {
+    throw_if_names_lost(core, ranks, *loss);
+    require_majority(core, *loss);
+  }
   // The group is counted after all checks, so that a rank whose call was refused is in step when it
   // calls again. It is counted by its members, so that other ranks need not call, and may call for
   // groups in another order.

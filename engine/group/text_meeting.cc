@@ -40,17 +40,18 @@ std::vector<std::string> TextMeeting::texts() {
   const Deadline deadline = Deadline::in(options.timeout);
   StoreMeeting meeting(options, *core_.bootstrap, *core_.ledger, core_.failure, base_,
                        std::string(call_) + " #" + std::to_string(number_));
-  std::vector<std::string> texts;
-  for (int rank = 0; rank < options.size; ++rank) {
-    try {
-      texts.push_back(to_text(meeting.store().get(base_ + std::to_string(rank), deadline)));
-    } catch (const Error& error) {
-      if (error.blame() != Blame::Timeout) throw;
-      throw Error(Blame::Timeout, std::string(call_) + " " + options.place() + ": rank " +
-                                      std::to_string(rank) + " did not call it within " +
-                                      describe(options.timeout))
-          .with_ranks({rank});
-    }
+  std::vector<std::string> keys, texts;
+  for (int rank = 0; rank < options.size; ++rank) keys.push_back(base_ + std::to_string(rank));
+  try {
+    for (const auto& text : meeting.store().get_all(keys, deadline)) texts.push_back(to_text(text));
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Timeout) throw;
+    const std::vector<int> absent = absent_from(options, base_)();
+    if (absent.empty()) throw;
+    throw Error(Blame::Timeout, std::string(call_) + " " + options.place() + ": rank " +
+                                    std::to_string(absent.front()) + " did not call it within " +
+                                    describe(options.timeout))
+        .with_ranks({absent.front()});
   }
   return texts;
 }

@@ -36,7 +36,7 @@ struct WaitRounds::Round {
 
 std::shared_ptr<Membership> WaitRounds::connected_membership() const {
   auto membership = membership_.lock();
-  return membership && connected_ && !membership->is_alone() ? membership : nullptr;
+  return membership && connected_ ? membership : nullptr;
 }
 
 void WaitRounds::begin(const std::string& group, std::function<void(const WaitAnswers&)> done) {

@@ -12,22 +12,23 @@ namespace weft::group {
 
 namespace {
 
-// How long a hello may take after the rank has closed its listening socket.
+// How long a hello may take after the rank's listening socket has refused a connection.
 constexpr auto kHelloFollows = std::chrono::milliseconds(800);
 
-// True if nobody listens at the other end any more: the connection was refused, or has ended. False
-// if it still stands or cannot be made.
-bool is_closed(int socket) {
+enum class State { Refused, Ended, Other };  // Other: it stands, or cannot be made
+
+State state_of(int socket) {
   int error = 0;
   socklen_t bytes = sizeof error;
   ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &bytes);
   if (error == 0) {
     char byte = 0;
     const auto count = ::recv(socket, &byte, 1, MSG_DONTWAIT);
-    if (count == 0) return true;
+    if (count == 0) return State::Ended;
     error = count < 0 ? errno : 0;
   }
-  return error == ECONNREFUSED || error == ECONNRESET;
+  if (error == ECONNREFUSED) return State::Refused;
+  return error == ECONNRESET ? State::Ended : State::Other;
 }
 
 }  // namespace
@@ -35,6 +36,8 @@ bool is_closed(int socket) {
 void AwaitedRanks::watch(int rank, const std::string& host, int port) {
   const SocketAddress there = socket_address(host, port);
   Awaited one{
+      host,
+      port,
       Descriptor(::socket(there.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)),
       {},
       {}};
@@ -54,12 +57,14 @@ void AwaitedRanks::watch(int rank, const std::string& host, int port) {
 void AwaitedRanks::on_event(int rank) {
   const auto found = ranks_.find(rank);
   if (found == ranks_.end()) return;
-  if (!is_closed(found->second.socket.get())) {
-    ranks_.erase(found);  // no connection can be made, which tells nothing about the rank
-    return;
+  const State state = state_of(found->second.socket.get());
+  const Awaited one = std::move(found->second);
+  ranks_.erase(found);
+  switch (state) {
+    case State::Other: return;  // no connection can be made, which tells nothing about the rank
+    case State::Ended: return watch(rank, one.host, one.port);
+    case State::Refused: return give_grace(rank);
   }
-  found->second.ending.reset();
-  give_grace(rank);
 }
 
 void AwaitedRanks::give_grace(int rank) {

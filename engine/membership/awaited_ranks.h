@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that have published an address and have not connected to the hub yet. The hub holds a
-// connection to the listening socket of each, which nobody accepts. The kernel ends that connection
-// when the rank's process dies, and also when the rank closes the socket, which it does after it
-// has connected to the hub. So a rank whose hello does not follow has died.
+// Ranks that have published an address and have not connected to this one, their parent in the
+// tree, yet. This rank holds a connection to the listening socket of each. The kernel ends that
+// connection when the rank's process dies; the rank itself ends it too, because this one says
+// nothing on it. Then this rank connects again: a rank whose socket refuses that, and whose hello
+// does not follow, has died.
 //
-// The hub's Membership owns it. Used on the job's loop only; nothing blocks.
+// Neighbours owns it. Used on the job's loop only; nothing blocks.
 #pragma once
 
 #include <functional>
@@ -19,7 +20,7 @@ namespace weft::group {
 
 class AwaitedRanks : public std::enable_shared_from_this<AwaitedRanks> {
  public:
-  // `greets` returns true while some connection to the hub has not said whose it is. `died` is
+  // `greets` returns true while some connection to this rank has not said whose it is. `died` is
   // called for a rank that is no longer awaited then.
   AwaitedRanks(std::shared_ptr<EventLoop> loop, std::function<bool()> greets,
                std::function<void(int rank)> died)
@@ -31,6 +32,8 @@ class AwaitedRanks : public std::enable_shared_from_this<AwaitedRanks> {
 
  private:
   struct Awaited {
+    std::string host;
+    int port = 0;
     Descriptor socket;
     EventLoop::Registration ending;  // of the connection
     EventLoop::Registration grace;   // until the hello must have come

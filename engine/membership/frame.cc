@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kMostReason = 1024;  // characters of a reason that are shown
 
-constexpr std::uint32_t kMagic = 0x324d5457;  // "WTM2"
+constexpr std::uint32_t kMagic = 0x334d5457;  // "WTM3"
 
 struct Head {
   std::uint32_t magic;
@@ -21,10 +21,15 @@ struct Head {
   std::int32_t rank;
   std::uint32_t group_bytes;
   std::uint32_t text_bytes;
-  std::uint32_t zero2;
+  std::uint32_t sequence;
   std::uint64_t number;
 };
 static_assert(sizeof(Head) == kFrameHead);
+
+std::size_t longest_text(FrameType type) {
+  return type == FrameType::StoreRequest || type == FrameType::StoreReply ? kMaxStoreText
+                                                                          : kMaxFrameText;
+}
 
 Error refuse(const char* why) {
   return {Blame::Caller, std::string("not a frame of a Weft group: ") + why};
@@ -38,7 +43,9 @@ std::string encode(const Frame& frame) {
   head.type = static_cast<std::uint8_t>(frame.type);
   head.rank = frame.rank;
   head.group_bytes = static_cast<std::uint32_t>(std::min(frame.group.size(), kMaxFrameText));
-  head.text_bytes = static_cast<std::uint32_t>(std::min(frame.text.size(), kMaxFrameText));
+  head.text_bytes =
+      static_cast<std::uint32_t>(std::min(frame.text.size(), longest_text(frame.type)));
+  head.sequence = frame.sequence;
   head.number = frame.number;
   std::string bytes(sizeof head, '\0');
   std::memcpy(bytes.data(), &head, sizeof head);
@@ -102,17 +109,19 @@ Result<bool> FrameReader::next(Frame& frame) {
   std::memcpy(&head, buffer_.data(), sizeof head);
   if (head.magic != kMagic) return refuse("wrong magic");
   if (head.type < static_cast<std::uint8_t>(FrameType::Hello) ||
-      head.type > static_cast<std::uint8_t>(FrameType::Called)) {
+      head.type > static_cast<std::uint8_t>(FrameType::StoreReply)) {
     return refuse("unknown type");
   }
   if (head.rank < 0 || head.rank >= ranks_) return refuse("no such rank");
-  if (head.group_bytes > kMaxFrameText || head.text_bytes > kMaxFrameText)
+  if (head.group_bytes > kMaxFrameText ||
+      head.text_bytes > longest_text(static_cast<FrameType>(head.type)))
     return refuse("text too long");
   const std::size_t whole = sizeof head + head.group_bytes + head.text_bytes;
   if (buffer_.size() < whole) return false;
   frame.type = static_cast<FrameType>(head.type);
   frame.rank = head.rank;
   frame.number = head.number;
+  frame.sequence = head.sequence;
   frame.group = buffer_.substr(sizeof head, head.group_bytes);
   frame.text = buffer_.substr(sizeof head + head.group_bytes, head.text_bytes);
   buffer_.erase(0, whole);

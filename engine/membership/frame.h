@@ -17,9 +17,10 @@
 namespace weft::group {
 
 enum class FrameType : std::uint8_t {
-  // text: the job's token. The first frame of a connection; sent again when `rank` has joined.
+  // The first frame of a connection, both ways. From the rank that connects; text: the other's
+  // token.
   Hello = 1,
-  // `rank` has died; text: how that was noticed.
+  // `rank` has died; text: how that was noticed; number: kCut if it may live on, out of reach.
   Lost = 2,
   // `rank` has aborted the group; text: the reason; number: 0 if the program meant it, else
   // kLeftByException, kCallsDiffer or kGaveUp.
@@ -43,7 +44,17 @@ enum class FrameType : std::uint8_t {
   Said = 10,
   // For rank `number`, which compares it with its own call; text: a WaitCall.
   Called = 11,
+  // `rank` takes part, and listens at an address; text: the address (published.h).
+  Here = 12,
+  // `rank` has joined, and needs the store no more. For the root of the tree.
+  Joined = 13,
+  // To rank `number`, which keeps a store, and its answer; text: a StoreMessage.
+  StoreRequest = 14,
+  StoreReply = 15,
 };
+
+// The number of a Lost frame: the rank's machine does not answer.
+constexpr std::uint64_t kCut = 1;
 
 struct Frame {
   FrameType type = FrameType::Hello;
@@ -51,6 +62,9 @@ struct Frame {
   std::uint64_t number = 0;
   std::string group;  // "" for the whole job
   std::string text;
+  // Counts the frames of `rank` that go to all ranks and must reach each of them once (Abort,
+  // Leaving): 1, 2, …
+  std::uint32_t sequence = 0;
 };
 
 // The rank left the group, or could not join it. The text continues "rank 1 …".
@@ -62,6 +76,7 @@ constexpr std::uint64_t kGaveUp = 3;
 
 constexpr std::size_t kFrameHead = 32;
 constexpr std::size_t kMaxFrameText = 64 * 1024;
+constexpr std::size_t kMaxStoreText = 16 * 1024 * 1024;  // of StoreRequest and StoreReply
 
 std::string encode(const Frame& frame);
 

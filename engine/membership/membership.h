@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks of the job are alive, and which are leaving. The lowest rank that runs Weft is the
-// hub. Every other rank holds one TCP connection to it, which is idle in quiet times. The kernel
-// closes a dead process's connection at once, so the others learn of the death, with its rank, in
-// milliseconds, independent of the backend. A keep-alive notices a cut cable in about 15 s, and a
-// rank that reads nothing after that time too, or as soon as 64 MiB wait for it. The hub passes
-// frames on. Ranks without Weft (Python's torch.distributed) simply take no part.
+// Which ranks of the job are alive, and which are leaving. The ranks that run Weft form a tree of
+// TCP connections (neighbours.h), which are idle in quiet times. The kernel closes a dead process's
+// connections at once, so the others learn of the death, with its rank, in milliseconds,
+// independent of the backend. A keep-alive notices a cut cable in about 15 s, and a rank that reads
+// nothing after that time too, or as soon as 64 MiB wait for it. Ranks without Weft (Python's
+// torch.distributed) simply take no part.
 //
-// Ranks connect to rank 0 while the first group is still being joined, so that a death is noticed
-// then too.
+// Ranks connect while the first group is still being joined, so that a death is noticed then too.
+// After joining no rank is special, and nobody needs the store.
 //
 // All state lives on the job's loop; public functions may be called from every thread and do not
 // block unless they take a deadline.
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,7 +34,6 @@ class Membership : public std::enable_shared_from_this<Membership> {
     std::function<void(const Frame& leaving)> leaving;
     std::function<void(int rank, int leaver)> completed;
     std::function<void(int rank)> gone;  // it left the job; a Leaving frame may have preceded
-    std::function<void()> alone;         // the hub left: no further events follow
   };
 
   // Opens this rank's listening socket and publishes its address. Call connect() before use.
@@ -44,18 +43,19 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // Sends a goodbye.
   ~Membership();
 
-  // Connects to rank 0 as soon as it has published its address. Also returns when stop() is true,
-  // since rank 0 may not run Weft, or at the deadline. Throws PeerLost if rank 0 has published and
-  // is gone, Caller if it gives another world size.
-  void connect_to_first(const std::function<bool()>& stop, Deadline deadline);
-  // At rank 0, after connect_to_first(): looks in the store for ranks that have published their
-  // address, and from now on notices it if one of them dies before it has connected. To be called
-  // again now and then, as long as ranks are missing.
+  // Connects to this rank's parent in the tree as soon as that has published its address; if the
+  // parent is late, to the parent's parent. Also returns when stop() is true, since they may not
+  // run Weft, or at the deadline. Throws PeerLost if the parent has published and is gone, Caller
+  // if it gives another world size, Busy without descriptors.
+  void connect_early(const std::function<bool()>& stop, Deadline deadline);
+  // Looks in the store for this rank's children that have published their address, and from now on
+  // notices it if one of them dies before it has connected. To be called again now and then, as
+  // long as ranks are missing.
   void look_for_published();
-  // Finds the hub and connects to it, unless that has happened. Call it once all ranks have
-  // published (any collective after make() ensures that). At the hub, waits until all others say
+  // Takes this rank's place in the tree, unless that has happened. Call it once all ranks have
+  // published (any collective after make() ensures that). At the root, waits until all others say
   // that they have joined. Calls check() in between and passes its exceptions through. Throws as
-  // connect_to_first(), and Timeout.
+  // connect_early(), and Timeout.
   void connect(const std::function<void()>& check, Deadline deadline);
   // Blocks until every rank has published. Throws Timeout.
   void wait_for_all(Deadline deadline);
@@ -69,15 +69,22 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // Calls `told`, on the loop, with frames about waits (Asking to Called) that are meant for this
   // rank.
   void listen_to_waits(std::function<void(const Frame& frame)> told);
-  // True if the hub is gone, so that no rank hears of others any more.
-  bool is_alone() const;
+  // The same for frames about stores that ranks keep (StoreRequest, StoreReply).
+  void listen_to_stores(std::function<void(const Frame& frame)> told);
+  // A rank that is lost or has left the job.
+  struct Gone {
+    std::string how;  // the rest of a sentence that begins with the rank: "is lost: …"
+    // Its machine does not answer: the rank may live on, out of reach.
+    bool is_cut = false;
+  };
+  // As far as this rank has heard.
+  std::optional<Gone> gone(int rank) const;
   // Sends the frame to all other ranks; a frame whose type names a rank in `number`, to that rank
-  // only.
+  // only. A frame for one rank may be lost with a rank on its way that dies or leaves: the sender
+  // repeats it if it has no answer.
   void send(Frame frame);
 
  private:
-  void wait_for_hellos(const std::function<void()>& check, Deadline deadline);
-  struct Peer;
   struct State;
   explicit Membership(std::shared_ptr<State> state);
   std::shared_ptr<State> state_;

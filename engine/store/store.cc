@@ -29,10 +29,6 @@ using std::chrono::milliseconds;
 // How long c10d itself retries to connect.
 constexpr milliseconds kLongestOfC10d = std::chrono::seconds(1);
 
-Error not_in_time(const std::string& key) {
-  return {Blame::Timeout, "key '" + key + "' of the group's store was not set in time"};
-}
-
 c10::intrusive_ptr<c10d::Store> innermost(const c10::intrusive_ptr<c10d::Store>& store) {
   auto* const prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
   return prefix == nullptr ? store : prefix->getUnderlyingNonPrefixStore();
@@ -49,6 +45,13 @@ bool has_connection(const c10::intrusive_ptr<c10d::Store>& innermost) {
 struct Prefixes : c10d::PrefixStore {
   static std::string of(c10d::PrefixStore& store) { return (store.*&Prefixes::joinKey)(""); }
 };
+
+// The text that comes before each key in the innermost store.
+std::string prefix_of(const c10::intrusive_ptr<c10d::Store>& store) {
+  auto* const prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
+  if (prefix == nullptr) return "";
+  return prefix_of(prefix->getUnderlyingStore()) + Prefixes::of(*prefix);
+}
 
 // A copy of `store`, with its prefixes, over another innermost store.
 c10::intrusive_ptr<c10d::Store> over(const c10::intrusive_ptr<c10d::Store>& inner,
@@ -197,12 +200,23 @@ auto guarded(StoreConnection* connection, const std::string& what, F call) {
 
 }  // namespace
 
+Error not_set_in_time(const std::string& key) {
+  return {Blame::Timeout, "key '" + key + "' of the group's store was not set in time"};
+}
+
 StoreBootstrap::StoreBootstrap(c10::intrusive_ptr<c10d::Store> store,
                                std::function<void()> interrupt)
-    : store_(std::move(store)),
-      interrupt_(std::move(interrupt)),
-      is_shared_(has_connection(innermost(store_))),
-      connection_(dynamic_cast<StoreConnection*>(innermost(store_).get())) {}
+    : interrupt_(std::move(interrupt)) {
+  move_to(std::move(store));
+}
+
+void StoreBootstrap::move_to(c10::intrusive_ptr<c10d::Store> store) {
+  store_ = std::move(store);
+  const auto inner = innermost(store_);
+  is_shared_ = has_connection(inner);
+  connection_ = dynamic_cast<StoreConnection*>(inner.get());
+  awaitable_ = dynamic_cast<AwaitableStore*>(inner.get());
+}
 
 void StoreBootstrap::set(const std::string& key, const Bytes& value) {
   const auto* begin = reinterpret_cast<const std::uint8_t*>(value.data());
@@ -211,6 +225,7 @@ void StoreBootstrap::set(const std::string& key, const Bytes& value) {
 }
 
 transport::Bootstrap::Bytes StoreBootstrap::get(const std::string& key, Deadline deadline) {
+  if (awaitable_ != nullptr) return std::move(await({key}, deadline).front());
   if (interrupt_ || is_shared_) {
     look_for(key, deadline);
   } else {
@@ -221,12 +236,32 @@ transport::Bootstrap::Bytes StoreBootstrap::get(const std::string& key, Deadline
   return {begin, begin + value.size()};
 }
 
+std::vector<transport::Bootstrap::Bytes> StoreBootstrap::get_all(
+    const std::vector<std::string>& keys, Deadline deadline) {
+  if (awaitable_ != nullptr) return await(keys, deadline);
+  std::vector<Bytes> values;
+  for (const std::string& key : keys) values.push_back(get(key, deadline));
+  return values;
+}
+
+std::vector<transport::Bootstrap::Bytes> StoreBootstrap::await(const std::vector<std::string>& keys,
+                                                               Deadline deadline) {
+  std::vector<std::string> whole;
+  for (const std::string& key : keys) whole.push_back(prefix_of(store_) + key);
+  std::vector<Bytes> values;
+  for (const auto& value : awaitable_->await(whole, deadline, interrupt_)) {
+    const auto* begin = reinterpret_cast<const std::byte*>(value.data());
+    values.emplace_back(begin, begin + value.size());
+  }
+  return values;
+}
+
 void StoreBootstrap::wait(const std::string& key, Deadline deadline) {
   const auto limit = std::clamp(deadline.remaining(), milliseconds(1), kLongestTimeout);
   try {
     store_->wait({key}, limit);
   } catch (const std::exception& error) {
-    if (deadline.passed()) throw not_in_time(key);
+    if (deadline.passed()) throw not_set_in_time(key);
     throw Error(Blame::PeerLost,
                 "the group's store failed (waiting for " + key +
                     "); the process that hosts it may have ended: " + tensor::text_of(error));
@@ -237,7 +272,7 @@ void StoreBootstrap::look_for(const std::string& key, Deadline deadline) {
   Backoff pause;
   while (!exists(key)) {
     if (interrupt_) interrupt_();
-    if (deadline.passed()) throw not_in_time(key);
+    if (deadline.passed()) throw not_set_in_time(key);
     pause.wait(deadline);
   }
 }

@@ -3,7 +3,10 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -16,6 +19,18 @@ namespace weft::group {
 constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 24);
 
 class StoreConnection;
+
+// A store whose waits can be interrupted, so that nobody has to poll it.
+class AwaitableStore : public c10d::Store {
+ public:
+  // Returns the values once all keys exist. Calls `interrupt`, which may be empty, now and then; an
+  // exception from it ends the wait. Throws Timeout.
+  virtual std::vector<std::vector<std::uint8_t>> await(const std::vector<std::string>& keys,
+                                                       Deadline deadline,
+                                                       const std::function<void()>& interrupt) = 0;
+};
+
+Error not_set_in_time(const std::string& key);
 
 // If the store has a connection (TCPStore), get() polls for the key, so that others can use the
 // connection meanwhile; c10d's own wait would block it. For a store on which users may block, pass
@@ -36,15 +51,21 @@ class StoreBootstrap final : public transport::Bootstrap {
   // every deadline.
   void erase(const std::string& key) override;
   bool exist(const std::vector<std::string>& keys);
+  // As get(), for all keys.
+  std::vector<Bytes> get_all(const std::vector<std::string>& keys, Deadline deadline);
+  // Uses another store from now on. No other thread uses this object meanwhile.
+  void move_to(c10::intrusive_ptr<c10d::Store> store);
 
  private:
   void wait(const std::string& key, Deadline deadline);
   void look_for(const std::string& key, Deadline deadline);
+  std::vector<Bytes> await(const std::vector<std::string>& keys, Deadline deadline);
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::function<void()> interrupt_;
   bool is_shared_;               // the store has a connection, which others use too
   StoreConnection* connection_;  // of store_; null if it is not from connection_of()
+  AwaitableStore* awaitable_;    // what store_ leads to, if it is one
 };
 
 // Returns the same store over another connection than the user's, if it has connections (TCPStore).

@@ -13,6 +13,10 @@
 #include <weft/base/make_error.h>
 #include <weft/engine/group/ledger.h>
 #include <weft/engine/membership/frame.h>
+#include <weft/engine/membership/known.h>
+#include <weft/engine/membership/published.h>
+#include <weft/engine/membership/store_keeper.h>
+#include <weft/engine/membership/store_message.h>
 
 namespace {
 
@@ -28,7 +32,7 @@ struct Heard {
 
 bool is_same(const Frame& a, const Frame& b) {
   return a.type == b.type && a.rank == b.rank && a.number == b.number && a.group == b.group &&
-         a.text == b.text;
+         a.text == b.text && a.sequence == b.sequence;
 }
 
 Heard hear(std::span<const char> bytes, std::size_t piece) {
@@ -50,10 +54,13 @@ Heard hear(std::span<const char> bytes, std::size_t piece) {
 }
 
 void check(const Frame& frame) {
-  if (frame.type < FrameType::Hello || frame.type > FrameType::Called)
+  if (frame.type < FrameType::Hello || frame.type > FrameType::StoreReply)
     broken("a type that does not exist");
   if (frame.rank < 0 || frame.rank >= kRanks) broken("a rank that does not exist");
-  if (frame.group.size() > kMaxFrameText || frame.text.size() > kMaxFrameText)
+  const bool is_of_store =
+      frame.type == FrameType::StoreRequest || frame.type == FrameType::StoreReply;
+  if (frame.group.size() > kMaxFrameText ||
+      frame.text.size() > (is_of_store ? kMaxStoreText : kMaxFrameText))
     broken("beyond the limits");
   const std::string written = encode(frame);
   const Heard again = hear(written, written.size());
@@ -67,6 +74,14 @@ void check(const Frame& frame) {
     if (!again_read || again_read->text() != reason->text() ||
         again_read->ranks() != reason->ranks())
       broken("a reason changes when it is written");
+  }
+  if (const auto address = decode_published(frame.text)) {
+    const auto read = decode_published(encode(*address));
+    if (!read || read->host != address->host || read->port != address->port)
+      broken("an address changes when it is written");
+  }
+  if (const auto message = decode_store_message(frame.text)) {
+    if (encode(*message).size() > frame.text.size()) broken("a message grows when it is written");
   }
   const auto call = decode_wait_call(frame.text);
   if (!call) return;
@@ -104,8 +119,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   ledger.on_joined();
   static_cast<void>(ledger.begin_collective());
   ledger.begin_recv(-1);
+  Known known;
+  StoreKeeper keeper;
   for (const Frame& frame : whole.frames) {
     check(frame);
+    if (known.take(frame)) static_cast<void>(known.all());
+    if (const auto message = decode_store_message(frame.text))
+      keeper.handle(frame.rank, *message, [](const StoreMessage&) {});
     tell(ledger, frame);
   }
   return 0;

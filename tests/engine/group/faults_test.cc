@@ -9,6 +9,7 @@
 
 #include <torch/types.h>
 
+#include <weft/engine/group/access.h>
 #include <weft/engine/group/core.h>
 #include <weft/group.h>
 #include <weft/tests/harness/no_more_threads.h>
@@ -64,13 +65,13 @@ TEST(KilledRank, IsNamedByAPendingAllReduce) {
                      [](ProcessGroup& group) { group.all_reduce(torch::ones({1000})).wait(); });
 }
 
-// new_group needs the job's rank 0; without it, the error does not advise to call new_group.
-TEST(KilledRank, NewGroupIsAdvisedIfRankZeroLives) {
+TEST(KilledRank, NewGroupIsAdvised) {
   for (const int victim : {0, 1}) {
-    with_a_killed_rank(3, victim, [victim](ProcessGroup& group) {
+    with_a_killed_rank(3, victim, [](ProcessGroup& group) {
       const auto error = error_of([&] { group.barrier().wait(); });
-      EXPECT_EQ(error.text().find("new_group") == std::string::npos, victim == 0) << error.text();
-      EXPECT_NE(error.text().find("restart the job"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("make a group of the living ranks with new_group"),
+                std::string::npos)
+          << error.text();
       throw error;
     });
   }
@@ -206,6 +207,34 @@ TEST_P(LostRank, SurvivorsMakeANewGroup) {
   for (int rank = 0; rank < 4; ++rank) processes.wait_for(rank, "ready");
   processes.signal(1, SIGKILL);
   processes.expect_success({1});
+}
+
+// Rank 0 hosts the store, and is the root of membership's tree; then rank 1 is.
+TEST_P(LostRank, MayBeTheLowestAgainAndAgain) {
+  const std::string backend = GetParam();
+  constexpr int kRanks = 5;
+  Processes processes(kRanks, [backend](int rank) {
+    auto group = init_process_group({.backend = backend, .timeout = kForever});
+    group.barrier().wait();
+    for (int victim = 0; victim < 3; ++victim) {
+      Processes::say("ready " + std::to_string(victim));
+      if (rank == victim) wait_for_the_end();
+      expect_lost(error_of([&] { group.barrier().wait(); }), "rank 0");
+      group = group.new_group(group.living_ranks());
+      ASSERT_EQ(group.size(), kRanks - 1 - victim);
+      const auto ones = torch::ones({1000});
+      group.all_reduce(ones).wait();
+      EXPECT_EQ(ones[999].item<float>(), static_cast<float>(group.size()));
+      group.monitored_barrier(kForever);
+      EXPECT_EQ(group.split(0, 0).size(), group.size());
+    }
+  });
+  for (int victim = 0; victim < 3; ++victim) {
+    for (int rank = victim; rank < kRanks; ++rank)
+      processes.wait_for(rank, "ready " + std::to_string(victim));
+    processes.signal(victim, SIGKILL);
+  }
+  processes.expect_success({0, 1, 2});
 }
 
 // By then rank 0, which reports losses, has left in an orderly way.
@@ -398,7 +427,8 @@ TEST(StoppedRank, IsNamedByTheMonitoredBarrier) {
     group.barrier().wait();
     Processes::say("ready");
     if (rank == 2) wait_for_the_end();
-    if (rank == 0) group.store()->wait({"monitored/1/1"});  // rank 1 has come
+    if (rank == 0)
+      group::store_of(group).get_all({"monitored/1/1"}, Deadline::in(kForever));  // rank 1 has come
     const auto limit = milliseconds(rank == 0 ? 500 : 20'000);
     const auto error = error_of([&] { group.monitored_barrier(limit); });
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();

@@ -11,6 +11,7 @@
 #include <torch/types.h>
 
 #include <weft/base/make_error.h>
+#include <weft/engine/group/access.h>
 #include <weft/engine/group/core.h>
 #include <weft/group.h>
 #include <weft/profiling/trace/dump.h>
@@ -253,7 +254,8 @@ TEST_P(Handle, LeavesABrokenGroupAtOnce) {
 
 TEST_P(Handle, MonitoredBarrierGivesAbsentRanks) {
   run(4, [](ProcessGroup& group) {
-    if (group.rank() == 0) group.store()->wait({"monitored/1/2"});  // rank 2 has come
+    if (group.rank() == 0)
+      group::store_of(group).get_all({"monitored/1/2"}, Deadline::in(kForever));  // rank 2 has come
     if (group.rank() % 2 == 0) {
       const auto limit = milliseconds(group.rank() == 0 ? 300 : 20'000);
       const Error error = error_of([&] { group.monitored_barrier(limit); });

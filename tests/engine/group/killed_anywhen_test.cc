@@ -9,6 +9,7 @@
 #include <torch/types.h>
 
 #include <weft/group.h>
+#include <weft/tests/harness/all_settings.h>
 #include <weft/tests/harness/killed_anywhen.h>
 
 namespace weft {
@@ -88,28 +89,42 @@ class Stream {
   std::deque<Pending> pending_;
 };
 
+// A rank of Stream, until the victim is killed and the others have made a group of their own.
+void run_rank(int rank, int victim, const std::string& backend, int seed) {
+  at::set_num_threads(1);
+  auto group = init_process_group({.backend = backend, .timeout = kNeverExpires});
+  group.barrier().wait();
+  Processes::say("ready");
+  const auto expect_lost = [&](const std::function<void()>& call) {
+    const auto error = error_of(call);
+    EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+    EXPECT_EQ(error.ranks(), std::vector<int>{victim}) << error.text();
+    const std::string named = "rank " + std::to_string(victim) + " is lost";
+    EXPECT_EQ(error.text().find(named), error.text().rfind(named))
+        << "named twice: " << error.text();
+  };
+  expect_lost([&] { Stream(group, seed).run(); });
+  expect_lost([&] { group.all_reduce(torch::ones({1})).wait(); });
+  expect_lost([&] { group.send(torch::ones({1}), (rank + 1) % kRanks).wait(); });
+  // Whichever rank it was: the store's host, or the root of membership's tree.
+  auto survivors = group.new_group(group.living_ranks());
+  ASSERT_EQ(survivors.size(), kRanks - 1);
+  const auto sum = torch::full({1000}, rank + 1.0);
+  survivors.all_reduce(sum).wait();
+  constexpr double kSum = kRanks * (kRanks + 1) / 2;
+  EXPECT_EQ(sum.min().item<double>(), kSum - (victim + 1));
+  EXPECT_EQ(sum.max().item<double>(), kSum - (victim + 1));
+  auto half = survivors.split(survivors.rank() % 2, 0);
+  half.barrier().wait();
+}
+
 class KilledAnywhen : public testing::TestWithParam<harness::KilledCase> {};
 
 TEST_P(KilledAnywhen, IsNamedToAllOthers) {
   const auto& [backend, seed] = GetParam();
   const int victim = seed % kRanks;
-  Processes ranks(kRanks, [backend, seed, victim](int rank) {
-    at::set_num_threads(1);
-    auto group = init_process_group({.backend = backend, .timeout = kNeverExpires});
-    group.barrier().wait();
-    Processes::say("ready");
-    const auto expect_lost = [&](const std::function<void()>& call) {
-      const auto error = error_of(call);
-      EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
-      EXPECT_EQ(error.ranks(), std::vector<int>{victim}) << error.text();
-      const std::string named = "rank " + std::to_string(victim) + " is lost";
-      EXPECT_EQ(error.text().find(named), error.text().rfind(named))
-          << "named twice: " << error.text();
-    };
-    expect_lost([&] { Stream(group, seed).run(); });
-    expect_lost([&] { group.all_reduce(torch::ones({1})).wait(); });
-    expect_lost([&] { group.send(torch::ones({1}), (rank + 1) % kRanks).wait(); });
-  });
+  Processes ranks(kRanks,
+                  [backend, seed, victim](int rank) { run_rank(rank, victim, backend, seed); });
   harness::kill_anywhen(ranks, kRanks, victim, seed, std::chrono::milliseconds(200));
 }
 
@@ -117,6 +132,17 @@ INSTANTIATE_TEST_SUITE_P(Group, KilledAnywhen,
                          testing::Combine(testing::Values("gloo", "shm", "tcp"),
                                           testing::Range(0, 4)),
                          harness::killed_name);
+
+TEST(KilledAnywhenMore, IsNamedToAllOthers) {
+  constexpr int kSeeds = 300;
+  if (!harness::runs_all_settings()) GTEST_SKIP() << "./dev test --all runs this";
+  for (int seed = 4; seed < 4 + kSeeds && !HasFailure(); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const int victim = seed % 3 == 0 ? 0 : 1 + seed % (kRanks - 1);
+    Processes ranks(kRanks, [=](int rank) { run_rank(rank, victim, "weft", seed); });
+    harness::kill_anywhen(ranks, kRanks, victim, seed, std::chrono::milliseconds(200));
+  }
+}
 
 }  // namespace
 }  // namespace weft

@@ -42,8 +42,9 @@ class Member {
     Frame frame;
     for (int frames = 0;;) {
       for (auto whole = reader_.next(frame); whole && whole.value(); whole = reader_.next(frame)) {
-        ++frames;
-        if (frame.number == number) return frames;
+        const bool is_sent = frame.type == FrameType::Leaving;
+        frames += is_sent ? 1 : 0;
+        if (is_sent && frame.number == number) return frames;
       }
       const auto count = ::recv(socket_.get(), buffer, sizeof buffer, 0);
       if (count <= 0) return frames;
@@ -63,7 +64,7 @@ TEST(Membership, KeepsFramesForASlowReader) {
   const auto store =
       std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
   const auto hub = Membership::make(0, 2, "127.0.0.1", store, loop);
-  hub->connect_to_first([] { return false; }, Deadline::in(std::chrono::seconds(20)));
+  hub->connect_early([] { return false; }, Deadline::in(std::chrono::seconds(20)));
   Member member(*store);
   for (std::uint64_t number = 1; number <= kFrames; ++number) {
     hub->send({FrameType::Leaving, 0, number, "group", std::string(kMaxFrameText / 2, ' ')});
@@ -83,7 +84,7 @@ TEST(Membership, GivesUpAPeerThatReadsNothing) {
   };
   listener.gone = [](int) {};
   hub->listen("group", listener);
-  hub->connect_to_first([] { return false; }, Deadline::in(std::chrono::seconds(20)));
+  hub->connect_early([] { return false; }, Deadline::in(std::chrono::seconds(20)));
   const Member member(*store);
   auto told = lost.get_future();
   // The kernel's buffers hold some of the frames.
@@ -128,7 +129,7 @@ TEST_P(Awaiting, RankThatDiesBeforeItConnectsIsLost) {
     lost.set_value(std::to_string(rank) + ": " + how);
   };
   hub->listen("group", listener);
-  hub->connect_to_first([] { return false; }, Deadline::in(std::chrono::seconds(20)));
+  hub->connect_early([] { return false; }, Deadline::in(std::chrono::seconds(20)));
   hub->look_for_published();
   other.die();
   auto told = lost.get_future();
@@ -149,7 +150,7 @@ TEST(Membership, RankThatConnectsIsAwaitedNoMore) {
   listener.lost = [&](int rank, const std::string&) { lost.set_value(rank); };
   listener.gone = [](int) {};
   hub->listen("group", listener);
-  hub->connect_to_first([] { return false; }, Deadline::in(std::chrono::seconds(20)));
+  hub->connect_early([] { return false; }, Deadline::in(std::chrono::seconds(20)));
   hub->look_for_published();
   const Member member(*store);
   connects.die();

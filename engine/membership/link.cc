@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <weft/engine/membership/link.h>
+
+namespace weft::group {
+
+namespace {
+
+// The kernel notices a peer that vanishes (cable, power), or that reads nothing, after about 15 s.
+void keep_alive(int socket) {
+  const auto set = [socket](int level, int name, int value) {
+    setsockopt(socket, level, name, &value, sizeof value);
+  };
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 5);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 3);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 15'000);
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+}
+
+LinkEnd end_by(int error) {
+  switch (error) {
+    case 0:
+    case ECONNRESET:
+    case EPIPE: return {"its process ended", false};
+    case ECONNREFUSED: return {"nobody listens at its address any more", false};
+    default: return {std::strerror(error), true};
+  }
+}
+
+}  // namespace
+
+Link::Link(std::shared_ptr<EventLoop> loop, Descriptor socket, int ranks, int rank, Events events)
+    : loop_(std::move(loop)),
+      socket_(std::move(socket)),
+      end_of_process_(socket_.get()),
+      events_(std::move(events)),
+      rank_(rank),
+      reader_(ranks) {
+  keep_alive(socket_.get());
+}
+
+void Link::start(std::chrono::milliseconds patience) {
+  watch(EPOLLIN | EPOLLOUT);
+  patience_ = loop_->at(Deadline::in(patience), [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (self && !self->has_greeted_) self->fail({"it does not answer", true});
+  });
+}
+
+void Link::watch(std::uint32_t events) {
+  watch_.reset();
+  watch_ = loop_->watch(socket_.get(), events, [weak = weak_from_this()](std::uint32_t happened) {
+    if (const auto self = weak.lock()) self->on_event(happened);
+  });
+}
+
+void Link::on_event(std::uint32_t events) {
+  if (ended_) return;
+  if (!is_connected_) {
+    int error = 0;
+    socklen_t bytes = sizeof error;
+    ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &bytes);
+    if (error != 0) return fail(end_by(error));
+    if ((events & EPOLLOUT) == 0) return;
+    is_connected_ = true;
+  }
+  if ((events & EPOLLOUT) != 0) {
+    watch(EPOLLIN);
+    flush();
+  }
+  if ((events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0 && !ended_) read();
+}
+
+void Link::read() {
+  char buffer[65536];
+  const auto count = ::recv(socket_.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (count <= 0) return fail(end_by(count == 0 ? 0 : errno));
+  reader_.append({buffer, static_cast<std::size_t>(count)});
+  while (!ended_) {
+    Frame frame;
+    const auto complete = reader_.next(frame);
+    if (!complete) return fail({complete.error().text(), false});
+    if (!complete.value()) return;
+    events_.frame(*this, frame);
+  }
+}
+
+void Link::greeted(int rank) {
+  rank_ = rank;
+  has_greeted_ = true;
+  patience_.reset();
+}
+
+void Link::send(const std::string& bytes) {
+  if (ended_ || failing_) return;
+  if (unsent_.size() + bytes.size() > kMostUnsent)
+    return fail_soon({"it reads too slowly: 64 MiB of messages wait for it", false});
+  unsent_ += bytes;
+  if (std::exchange(flushes_soon_, true)) return;
+  loop_->post([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->flush();
+  });
+}
+
+void Link::flush() {
+  flushes_soon_ = false;
+  if (!is_connected_ || ended_) return;
+  std::size_t sent = 0;
+  while (sent < unsent_.size()) {
+    const auto count = ::send(socket_.get(), unsent_.data() + sent, unsent_.size() - sent,
+                              MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EAGAIN) watch(EPOLLIN | EPOLLOUT);
+    if (count < 0) break;  // reading will show how the connection ended
+    sent += static_cast<std::size_t>(count);
+  }
+  unsent_.erase(0, sent);
+}
+
+// Fails in a later turn: the caller may be reading from this link, or passing a frame to all links.
+void Link::fail_soon(const LinkEnd& end) {
+  unsent_.clear();
+  failing_ = loop_->at(Deadline::in(std::chrono::milliseconds(0)), [weak = weak_from_this(), end] {
+    if (const auto self = weak.lock()) self->fail(end);
+  });
+}
+
+void Link::fail(const LinkEnd& why) {
+  if (ended_) return;
+  const auto stay = shared_from_this();
+  end();
+  events_.ended(*this, why);
+}
+
+void Link::end() noexcept {
+  ended_ = true;
+  watch_.reset();
+  patience_.reset();
+  end_of_process_.reset();
+}
+
+}  // namespace weft::group

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// One of membership's connections: cuts frames out of the bytes that arrive, and keeps the bytes
+// that the socket does not take yet. Used on the job's loop only, where its events happen too;
+// nothing blocks. Ends when the last owner drops it.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <weft/base/descriptor.h>
+#include <weft/base/end_of_process.h>
+#include <weft/base/event_loop.h>
+#include <weft/engine/membership/frame.h>
+
+namespace weft::group {
+
+// Bytes that may wait for a slow peer. A thousand ranks that leave a dozen groups at once send
+// about 30 MiB.
+constexpr std::size_t kMostUnsent = std::size_t{64} << 20;
+
+// Why a link has ended.
+struct LinkEnd {
+  std::string how;  // "its process ended"
+  // True if the peer's machine does not answer: the process there may live on. Otherwise the peer's
+  // system has closed the connection or refused it.
+  bool is_cut = false;
+};
+
+class Link : public std::enable_shared_from_this<Link> {
+ public:
+  struct Events {
+    // A frame has arrived. The handler may end the link.
+    std::function<void(Link&, const Frame&)> frame;
+    // Called once; the link sends and receives nothing afterwards.
+    std::function<void(Link&, const LinkEnd&)> ended;
+  };
+  // `socket` is connected, or is being connected. The job has `ranks` ranks. `rank`: the peer's; -1
+  // if it has connected to this rank and has to say first which it is.
+  Link(std::shared_ptr<EventLoop> loop, Descriptor socket, int ranks, int rank, Events events);
+  ~Link() { end(); }
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  // Begins to watch the socket. If the peer has not greeted() by then, the link ends.
+  void start(std::chrono::milliseconds patience);
+  // The bytes leave at the end of the loop's present turn, together with others.
+  void send(const std::string& bytes);
+  // Sends now what the socket takes.
+  void flush();
+  // Ends the link without an event.
+  void end() noexcept;
+  bool has_ended() const { return ended_; }
+
+  // The peer has said hello, as that rank.
+  void greeted(int rank);
+  bool has_greeted() const { return has_greeted_; }
+  int rank() const { return rank_; }
+
+ private:
+  void on_event(std::uint32_t events);
+  void read();
+  void fail(const LinkEnd& end);
+  void fail_soon(const LinkEnd& end);
+  void watch(std::uint32_t events);
+
+  const std::shared_ptr<EventLoop> loop_;
+  const Descriptor socket_;
+  std::optional<EndOfProcess> end_of_process_;  // a death is seen by the connection's end
+  const Events events_;
+  int rank_;
+  bool has_greeted_ = false;
+  bool is_connected_ = false;
+  bool ended_ = false;
+  bool flushes_soon_ = false;
+  FrameReader reader_;
+  std::string unsent_;
+  EventLoop::Registration watch_;
+  EventLoop::Registration patience_;  // until the peer's hello
+  EventLoop::Registration failing_;
+};
+
+}  // namespace weft::group

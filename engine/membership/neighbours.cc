@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <weft/base/log.h>
+#include <weft/base/make_error.h>
+#include <weft/base/shortage.h>
+#include <weft/engine/membership/neighbours.h>
+#include <weft/engine/membership/tree.h>
+#include <weft/engine/store/address.h>
+
+namespace weft::group {
+
+namespace {
+
+constexpr auto kHelloPatience = std::chrono::seconds(10);
+constexpr auto kRest = std::chrono::milliseconds(100);
+constexpr auto kDialPatience = std::chrono::seconds(10);
+// How long the children of a rank that is gone may take to connect to this one, before this rank
+// looks whether they live.
+constexpr auto kChildrenCome = std::chrono::seconds(1);
+// Connections without a Hello so far, beyond the number of ranks that may connect.
+constexpr std::size_t kMaxStrangers = 64;
+
+// True if the frame is for one rank, named by `number`.
+bool names_recipient(const Frame& frame) {
+  return frame.type == FrameType::Completed || frame.type == FrameType::Answer ||
+         frame.type == FrameType::Speak || frame.type == FrameType::Called ||
+         frame.type == FrameType::StoreRequest || frame.type == FrameType::StoreReply;
+}
+
+}  // namespace
+
+Descriptor dial_socket(const Published& address) {
+  const SocketAddress there = socket_address(address.host, address.port);
+  Descriptor socket(
+      ::socket(there.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket)
+    throw system_error(is_shortage(errno) ? Blame::Busy : Blame::PeerLost, "connecting", errno);
+  const bool is_made = ::connect(socket.get(), there.get(), there.length) == 0;
+  if (!is_made && errno != EINPROGRESS) {
+    throw Error(
+        Blame::PeerLost,
+        "nobody listens at " + address.host + ":" + std::to_string(address.port) + " any more",
+        errno);
+  }
+  return socket;
+}
+
+Neighbours::Neighbours(std::shared_ptr<EventLoop> loop, int rank, Published own,
+                       Descriptor listening, Events events)
+    : loop_(std::move(loop)),
+      rank_(rank),
+      own_(std::move(own)),
+      listening_(std::move(listening)),
+      end_of_listening_(listening_.get()),
+      events_(std::move(events)),
+      ways_(static_cast<std::size_t>(own_.size), -1) {
+  static_cast<void>(known_.take({FrameType::Here, rank_, 0, "", encode(own_)}));
+}
+
+void Neighbours::start() {
+  const auto weak = weak_from_this();
+  const auto greets = [weak] {
+    const auto self = weak.lock();
+    return self && !self->strangers_.empty();
+  };
+  const auto died = [weak](int who) {
+    const auto self = weak.lock();
+    if (!self) return;
+    const std::string before =
+        self->has_settled_ ? "" : " before it had connected to rank " + std::to_string(self->rank_);
+    self->note_lost(who, {"its process ended" + before, false});
+  };
+  awaited_ = std::make_shared<AwaitedRanks>(loop_, greets, died);
+  watch_listening();
+}
+
+void Neighbours::close() {
+  is_closed_ = true;
+  const std::string goodbye = encode({FrameType::Goodbye, rank_, 0, "", ""});
+  for (const auto& [rank, link] : links_) {
+    link->send(goodbye);
+    link->flush();
+    link->end();
+  }
+  links_.clear();
+  strangers_.clear();
+  dialled_.reset();
+  dials_again_.reset();
+  expecting_.reset();
+  accepting_.reset();
+  resting_.reset();
+  awaited_.reset();
+}
+
+// --- Links ---
+
+Neighbours::LinkPointer Neighbours::make_link(Descriptor socket, int rank) {
+  const auto weak = weak_from_this();
+  const auto link = std::make_shared<Link>(loop_, std::move(socket), own_.size, rank,
+                                           Link::Events{.frame =
+                                                            [weak](Link& from, const Frame& frame) {
+                                                              if (const auto self = weak.lock())
+                                                                self->on_frame(from, frame);
+                                                            },
+                                                        .ended =
+                                                            [weak](Link& from, const LinkEnd& end) {
+                                                              if (const auto self = weak.lock())
+                                                                self->on_ended(from, end);
+                                                            }});
+  link->start(kHelloPatience);
+  return link;
+}
+
+void Neighbours::watch_listening() {
+  accepting_ = loop_->watch(listening_.get(), EPOLLIN, [weak = weak_from_this()](std::uint32_t) {
+    if (const auto self = weak.lock()) self->accept();
+  });
+}
+
+void Neighbours::accept() {
+  while (!is_closed_) {
+    Descriptor socket(::accept4(listening_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket && is_shortage(errno)) {
+      const bool is_first = lacks_.exchange(errno) == 0;
+      if (is_first && has_settled_)
+        log::warn("rank " + std::to_string(rank_) + " cannot accept other ranks' connections" +
+                  remedy_for(lacks_));
+      // The listening socket stays readable while accept() fails, so stop watching it for a while.
+      accepting_.reset();
+      resting_ = loop_->at(Deadline::in(kRest), [weak = weak_from_this()] {
+        if (const auto self = weak.lock()) self->watch_listening();
+      });
+    }
+    if (!socket) return;
+    lacks_ = 0;
+    // Too many connections that have sent nothing: close this one.
+    if (strangers_.size() >= static_cast<std::size_t>(own_.size) + kMaxStrangers) continue;
+    strangers_.insert(make_link(std::move(socket), -1));
+  }
+}
+
+void Neighbours::on_frame(Link& link, const Frame& frame) {
+  if (!link.has_greeted()) return on_hello(link, frame);
+  handle(frame, link.rank());
+}
+
+void Neighbours::on_hello(Link& link, const Frame& hello) {
+  const bool is_ours = link.rank() >= 0;  // this rank has connected
+  const bool is_expected =
+      hello.type == FrameType::Hello && hello.rank != rank_ &&
+      (is_ours ? hello.rank == link.rank()
+               : hello.text == own_.token && !links_.contains(hello.rank) &&
+                     !known_.lost().contains(hello.rank) && !known_.left().contains(hello.rank));
+  if (!is_expected) {
+    link.end();
+    return on_ended(link, {"it is not of this job", false});
+  }
+  const LinkPointer stay = link.shared_from_this();
+  link.greeted(hello.rank);
+  strangers_.erase(stay);
+  if (is_ours) dialled_.reset();
+  links_[hello.rank] = stay;
+  if (awaited_) awaited_->came(hello.rank);
+  if (!is_ours) link.send(encode({FrameType::Hello, rank_, 0, "", ""}));
+  greet(link);
+  if (is_ours) events_.placed();
+}
+
+// Tells the other side what this rank knows.
+void Neighbours::greet(Link& link) {
+  for (const Frame& frame : known_.all()) link.send(encode(frame));
+  if (link.rank() != parent_) return;
+  for (const int rank : joined_) link.send(encode({FrameType::Joined, rank, 0, "", ""}));
+}
+
+void Neighbours::on_ended(Link& link, const LinkEnd& end) {
+  const LinkPointer stay = link.shared_from_this();
+  const int rank = link.rank();
+  if (is_closed_) return;
+  if (rank < 0 || strangers_.contains(stay)) {
+    log::debug("a connection to the group's port was closed: " + end.how);
+    strangers_.erase(stay);
+    return;
+  }
+  if (dialled_ == stay) {
+    dialled_.reset();
+    if (!end.is_cut || dials_until_.passed()) return note_lost(rank, end);
+    dials_again_ = loop_->at(Deadline::in(kRest), [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->dial();
+    });
+    return;
+  }
+  const auto found = links_.find(rank);
+  if (found == links_.end() || found->second != stay) return;
+  links_.erase(found);
+  known_.left().contains(rank) ? find_parent() : note_lost(rank, end);
+}
+
+// --- Frames ---
+
+void Neighbours::send(Frame frame) {
+  frame.rank = rank_;
+  known_.number(frame);
+  if (frame.type == FrameType::Joined) return take_news(frame, rank_);
+  static_cast<void>(known_.take(frame));
+  pass_on(frame, rank_);
+}
+
+void Neighbours::handle(const Frame& frame, int from) {
+  switch (frame.type) {
+    case FrameType::Hello: return;
+    case FrameType::Here:
+    case FrameType::Lost:
+    case FrameType::Goodbye:
+    case FrameType::Joined: return take_news(frame, from);
+    default: break;
+  }
+  if (frame.rank == rank_ || !known_.take(frame)) return;
+  ways_[static_cast<std::size_t>(frame.rank)] = from;
+  const bool is_meant =
+      !names_recipient(frame) || frame.number == static_cast<std::uint64_t>(rank_);
+  if (is_meant) events_.frame(frame);
+  if (!is_meant || !names_recipient(frame)) pass_on(frame, from);
+}
+
+void Neighbours::take_news(const Frame& frame, int from) {
+  if (frame.type == FrameType::Joined) {
+    if (!joined_.insert(frame.rank).second) return;
+    const auto parent = links_.find(parent_);
+    if (parent != links_.end()) parent->second->send(encode(frame));
+    return events_.placed();
+  }
+  // The other ranks take this one for lost: their connections to it end, which it will notice.
+  if (frame.rank == rank_ || !known_.take(frame)) return;
+  pass_on(frame, from);
+  if (frame.type == FrameType::Here) return;
+  std::fill(ways_.begin(), ways_.end(), -1);
+  // A rank that says goodbye sends nothing behind it.
+  if (frame.type == FrameType::Lost || from == frame.rank) drop_link(frame.rank);
+  events_.frame(frame);
+  find_parent();
+}
+
+void Neighbours::drop_link(int rank) {
+  const auto found = links_.find(rank);
+  if (found == links_.end()) return;
+  found->second->end();
+  links_.erase(found);
+}
+
+void Neighbours::note_lost(int rank, const LinkEnd& end) {
+  log::debug("rank " + std::to_string(rank) + " is lost: " + end.how);
+  take_news({FrameType::Lost, rank, end.is_cut ? kCut : 0, "", end.how}, rank_);
+}
+
+// Sends an answer for one rank only on the way to that rank: a thousand ranks that leave at once
+// send a million of them.
+void Neighbours::pass_on(const Frame& frame, int from) {
+  const std::string bytes = encode(frame);
+  if (names_recipient(frame)) {
+    if (frame.number >= static_cast<std::uint64_t>(own_.size)) return;
+    const int to = static_cast<int>(frame.number);
+    const auto direct = links_.find(links_.contains(to) ? to : ways_[frame.number]);
+    if (direct != links_.end() && direct->first != from) return direct->second->send(bytes);
+  }
+  for (const auto& [rank, link] : links_) {
+    if (rank != from && rank != frame.rank) link->send(bytes);
+  }
+}
+
+// --- The place in the tree ---
+
+void Neighbours::adopt_parent(int rank, const Published& address, Descriptor socket) {
+  if (is_closed_ || parent_ >= 0) return;
+  static_cast<void>(known_.take({FrameType::Here, rank, 0, "", encode(address)}));
+  parent_ = rank;
+  dials_until_ = Deadline::in(kDialPatience);
+  dialled_ = make_link(std::move(socket), rank);
+  dialled_->send(encode({FrameType::Hello, rank_, 0, "", address.token}));
+}
+
+void Neighbours::settle(const std::map<int, Published>& addresses) {
+  for (const auto& [rank, address] : addresses)
+    take_news({FrameType::Here, rank, 0, "", encode(address)}, rank_);
+  has_settled_ = true;
+  find_parent();
+  events_.placed();
+}
+
+void Neighbours::find_parent() {
+  if (is_closed_ || !has_settled_) return;
+  const auto present = [this](int rank) { return known_.is_present(rank); };
+  expect_children();
+  if (parent_ >= 0 && present(parent_)) return;
+  dialled_.reset();
+  dials_again_.reset();
+  parent_ = parent_of(rank_, present);
+  if (parent_ < 0) return events_.placed();
+  dials_until_ = Deadline::in(kDialPatience);
+  dial();
+}
+
+void Neighbours::dial() {
+  if (is_closed_ || parent_ < 0 || !known_.is_present(parent_)) return;
+  const Published& address = known_.addresses().at(parent_);
+  try {
+    dialled_ = make_link(dial_socket(address), parent_);
+    dialled_->send(encode({FrameType::Hello, rank_, 0, "", address.token}));
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Busy) return note_lost(parent_, {error.text(), false});
+    log::debug(error.text());
+    dials_again_ = loop_->at(Deadline::in(kRest), [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->dial();
+    });
+  }
+}
+
+void Neighbours::await(int rank, const Published& address) {
+  const auto is_loopback = [](const std::string& host) {
+    return host.starts_with("127.") || host == "::1";
+  };
+  // A loopback address may be another machine's.
+  if (!awaited_ || links_.contains(rank) || (is_loopback(address.host) && !is_loopback(own_.host)))
+    return;
+  try {
+    awaited_->watch(rank, address.host, address.port);
+  } catch (const Error& error) {
+    log::debug("rank " + std::to_string(rank) + ": " + error.text());
+  }
+}
+
+// The children of a rank that is gone connect to this one, which is their next parent. If one of
+// them has died too, nobody else notices it.
+void Neighbours::expect_children() {
+  if (expecting_) return;
+  expecting_ = loop_->at(Deadline::in(kChildrenCome), [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (!self || self->is_closed_) return;
+    const auto present = [&](int rank) { return self->known_.is_present(rank); };
+    for (int rank = self->rank_ + 1; rank < self->own_.size; ++rank) {
+      const bool is_adopted = present(rank) && static_parent(rank) != self->rank_ &&
+                              parent_of(rank, present) == self->rank_;
+      if (is_adopted && !self->links_.contains(rank))
+        self->await(rank, self->known_.addresses().at(rank));
+    }
+  });
+}
+
+}  // namespace weft::group
