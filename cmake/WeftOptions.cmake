@@ -193,6 +193,12 @@ if(WEFT_TRACE)
 endif()
 
 find_package(Threads REQUIRED)
+find_package(OpenSSL COMPONENTS Crypto)
+if(NOT OpenSSL_FOUND)
+  message(FATAL_ERROR "OpenSSL's libcrypto is missing: install libssl-dev")
+endif()
+# WEFT_CRYPTO: libcrypto, for the libraries that sign or make checksums.
+set(WEFT_CRYPTO OpenSSL::Crypto)
 # WEFT_SPDLOG: what the sources with log lines link.
 find_package(spdlog REQUIRED)
 set(WEFT_SPDLOG spdlog::spdlog)
@@ -207,6 +213,7 @@ if(WEFT_STATIC_DEPENDENCIES)
   if(NOT WEFT_STATIC_CRYPTO)
     message(FATAL_ERROR "WEFT_STATIC_DEPENDENCIES=ON, but there is no libcrypto.a: install libssl-dev, or switch it off")
   endif()
+  set(WEFT_CRYPTO ${WEFT_STATIC_CRYPTO})
 endif()
 set(CMAKE_CXX_EXTENSIONS OFF)
 # No source is a module; without this, CMake would run clang-scan-deps on every file.

@@ -8,6 +8,7 @@
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/engine/call/core.h>
+#include <weft/engine/call/gate.h>
 #include <weft/engine/call/inbound.h>
 #include <weft/engine/call/numbers.h>
 #include <weft/engine/call/remote_incoming_call.h>
@@ -95,6 +96,8 @@ void check_unchanged(const Function& function, const WorkerInfo& caller,
 
 void Inbound::start() {
   if (const auto core = core_.lock()) {
+    const std::string& secret = core->options().secret;
+    if (!secret.empty()) challenge_.emplace(transport::Side::Listener, secret, kChallengePurpose);
     MutexLock lock(mutex_);
     greeting_ = core->loop()->at(Deadline::in(kGreeting), Task([weak = weak_from_this()] {
                                    if (const auto self = weak.lock()) self->greeting_overdue();
@@ -132,7 +135,7 @@ void Inbound::close(const Error& why) noexcept {
 void Inbound::arrived(const transport::Arrival& arrival) {
   const auto core = core_.lock();
   if (!core) return;
-  if (!challenge_.is_proven() && !core->options().secret.empty()) return challenged(*core, arrival);
+  if (challenge_ && !challenge_->is_proven()) return challenged(*core, arrival);
   if (!counts_ && !arrival.sizes.empty()) {  // allocate nothing for strangers
     connection_->accept({}, nullptr, Fence());
     return refuse(*core, "its first message is not a hello");
@@ -150,10 +153,11 @@ void Inbound::arrived(const transport::Arrival& arrival) {
 
 // Until the peer has proved that it knows the secret, nothing but challenges is read.
 void Inbound::challenged(const AgentCore& core, const transport::Arrival& arrival) {
-  const auto [wrong, answer] = challenge_.challenged(core.options().secret, arrival);
+  const auto answer =
+      challenge_->answer(challenge_in(arrival).value_or(std::span<const std::byte>()));
   connection_->accept({}, nullptr, Fence());
-  if (!wrong.empty()) return refuse(core, wrong);
-  if (!answer.empty()) send_challenge(*connection_, answer);
+  if (!answer) return refuse(core, answer.error().text() + " of this job (rpc::Options::secret)");
+  if (!answer.value().empty()) send_challenge(*connection_, answer.value());
 }
 
 void Inbound::refuse(const AgentCore& core, const std::string& wrong) {

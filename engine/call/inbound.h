@@ -16,13 +16,13 @@
 #include <unordered_map>
 
 #include <weft/base/mutex.h>
-#include <weft/engine/call/challenge.h>
 #include <weft/engine/call/device_maps.h>
 #include <weft/engine/call/extension.h>
 #include <weft/engine/call/in_flight.h>
 #include <weft/engine/call/incoming_call.h>
 #include <weft/engine/call/message.h>
 #include <weft/engine/call/wire_records.h>
+#include <weft/transport/challenge.h>
 
 namespace weft::call {
 
@@ -83,7 +83,8 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
 
   const std::weak_ptr<AgentCore> core_;
   const std::shared_ptr<transport::Connection> connection_;
-  Challenge challenge_;
+  // Set if the workers have a secret. Used on the loop only.
+  std::optional<transport::Challenge> challenge_;
   // Set when the peer is known. Used on the loop only, for each message.
   std::shared_ptr<Callers::Counts> counts_;
   std::atomic<bool> closed_{false};  // messages that have not been read by then are dropped

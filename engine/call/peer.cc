@@ -28,14 +28,15 @@ Peer::Numbered Peer::connection(const transport::Routes& routes) {
   if (present_.connection) return present_;
   check_secrets(core->self(), !core->options().secret.empty(), entry_.worker, entry_.has_secret);
   Numbered made;
-  if (!core->options().secret.empty()) made.gate = std::make_shared<Gate>();
+  const std::string& secret = core->options().secret;
+  if (!secret.empty()) made.gate = std::make_shared<Gate>(secret);
   made.connection = connect(*core, routes);
   made.number = core->connections().next_number();
   log::info(describe(core->self()) + " reaches " + describe(entry_.worker) + " by " +
             std::string(made.connection->transport()) + " (" + made.connection->peer() + ")");
   transport::Connection& connection = *made.connection;
   if (made.gate) {
-    send_challenge(connection, made.gate->nonce);
+    send_challenge(connection, made.gate->challenge.open());
   } else if (greets_) {
     greet(*core, connection);
   }
@@ -96,16 +97,10 @@ void Peer::answered(std::uint64_t number, transport::Connection& connection, Gat
                     const transport::Arrival& arrival) {
   const auto core = core_.lock();
   if (!core) return;
-  Nonce theirs;
-  const auto body = challenge_in(arrival);
-  bool knows = body && body->size() == theirs.size() + sizeof(Proof);
-  if (knows) {
-    std::ranges::copy(body->first(theirs.size()), theirs.begin());
-    knows = is_same(prove(core->options().secret, Side::Listener, gate.nonce, theirs),
-                    body->subspan(theirs.size()));
-  }
+  const auto answer =
+      gate.challenge.answer(challenge_in(arrival).value_or(std::span<const std::byte>()));
   connection.accept({}, nullptr, Fence());
-  if (!knows) {
+  if (!answer) {
     const Error why(Blame::Caller,
                     describe(entry_.worker) + " does not know the secret of " +
                         describe(core->self()) +
@@ -114,7 +109,7 @@ void Peer::answered(std::uint64_t number, transport::Connection& connection, Gat
     ended(number, why);
     return gate.open();
   }
-  send_challenge(connection, prove(core->options().secret, Side::Connector, gate.nonce, theirs));
+  send_challenge(connection, answer.value());
   if (greets_) greet(*core, connection);
   gate.open();
 }

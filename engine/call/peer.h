@@ -17,8 +17,8 @@
 #include <weft/base/mutex.h>
 #include <weft/engine/call/device_maps.h>
 #include <weft/engine/call/directory.h>
+#include <weft/engine/call/gate.h>
 #include <weft/engine/call/in_flight.h>
-#include <weft/engine/call/secret.h>
 #include <weft/profiling/trace/depth.h>
 
 namespace weft::call {

@@ -17,8 +17,8 @@ constexpr std::uint32_t kWireVersion = 5;
 
 enum class FrameKind : std::uint8_t {
   Hello = 1,      // the first on a connection, from the connecting side; body: its identity
-  Challenge = 2,  // before all others, if the workers share a secret (secret.h); body: raw nonces
-                  // and proofs
+  Challenge = 2,  // before all others, if the workers share a secret; body: raw nonces and proofs
+                  // (transport/challenge.h)
   Call = 3,
   Reply = 4,    // body: the result
   Failure = 5,  // body: the error

@@ -13,7 +13,6 @@
 #include <weft/engine/call/directory.h>
 #include <weft/engine/call/fixed_job.h>
 #include <weft/engine/call/numbers.h>
-#include <weft/engine/call/secret.h>
 #include <weft/engine/instruments/instruments.h>
 #include <weft/engine/rendezvous/launcher_variables.h>
 #include <weft/engine/rendezvous/rendezvous.h>
@@ -23,6 +22,7 @@
 #include <weft/engine/store/address.h>
 #include <weft/engine/store/store.h>
 #include <weft/engine/tensor/torch_cuda.h>
+#include <weft/transport/challenge.h>
 
 namespace weft::rpc {
 
@@ -98,12 +98,13 @@ void check_rank(int rank) {
 }
 
 void check_secret(const std::string& secret) {
-  if (secret.empty() || secret.size() >= call::kShortestSecret) return;
+  if (secret.empty() || secret.size() >= transport::kShortestSecret) return;
   throw Error(
       Blame::Caller,
       "rpc::Options::secret has " + std::to_string(secret.size()) +
           " characters, which can be guessed; give all workers the same random text of at least " +
-          std::to_string(call::kShortestSecret) + ", as `openssl rand -hex 16` prints it, or none");
+          std::to_string(transport::kShortestSecret) +
+          ", as `openssl rand -hex 16` prints it, or none");
 }
 
 // Null if the rank is not known before this worker meets the others.

@@ -19,7 +19,6 @@
 #include <weft/base/error.h>
 #include <weft/base/make_error.h>
 #include <weft/engine/call/message.h>
-#include <weft/engine/call/secret.h>
 #include <weft/engine/codec/values.h>
 
 namespace weft::call {

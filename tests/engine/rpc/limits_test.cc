@@ -13,7 +13,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/types.h>
 
-#include <weft/engine/call/secret.h>
 #include <weft/engine/rref/control.h>
 #include <weft/tests/engine/rpc/stranger.h>
 #include <weft/tests/engine/rpc/workers.h>
@@ -390,7 +389,7 @@ TEST(Strangers, SilentOnesAreDisconnected) {
   Stranger known(agent, "tcp");
   known.greet(agent, 1);
   Stranger challenger(guarded, "inproc");
-  challenger.challenge(call::make_nonce());
+  challenger.challenge(transport::make_nonce());
   ASSERT_TRUE(challenger.challenge_answered());
   std::deque<Stranger> silent;
   for (const auto& transport : transports) {

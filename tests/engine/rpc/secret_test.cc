@@ -8,7 +8,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/types.h>
 
-#include <weft/engine/call/secret.h>
 #include <weft/tests/engine/rpc/stranger.h>
 #include <weft/tests/engine/rpc/workers.h>
 
@@ -35,21 +34,9 @@ using harness::run_alone;
 using harness::run_workers;
 using harness::Setting;
 using harness::Stranger;
+using transport::Nonce;
+using transport::Side;
 using namespace std::chrono_literals;
-
-TEST(Proofs, DependOnKeySideAndNonces) {
-  call::Nonce c{};
-  call::Nonce l{};
-  l[31] = std::byte{1};
-  const auto proof = call::prove("key", call::Side::Connector, c, l);
-  EXPECT_TRUE(call::is_same(proof, call::prove("key", call::Side::Connector, c, l)));
-  EXPECT_FALSE(call::is_same(proof, call::prove("keY", call::Side::Connector, c, l)));
-  EXPECT_FALSE(call::is_same(proof, call::prove("key", call::Side::Listener, c, l)));
-  EXPECT_FALSE(call::is_same(proof, call::prove("key", call::Side::Connector, l, c)));
-  EXPECT_FALSE(call::is_same(proof, std::span(proof).first(31)));
-  EXPECT_FALSE(call::is_same(proof, {}));
-  EXPECT_NE(call::make_nonce(), call::make_nonce());
-}
 
 class Secret : public testing::TestWithParam<Setting> {};
 
@@ -150,6 +137,7 @@ TEST(SecretOfOpenJobs, MissingSecretFailsJoining) {
   first.shutdown();
 }
 
+constexpr std::string_view kPurpose = "weft rpc challenge 1";  // as docs/wire.md says
 const std::string kSecret = "a secret of the agent and no stranger";
 
 class SecretAndStrangers : public testing::TestWithParam<std::string> {
@@ -180,7 +168,7 @@ TEST_P(SecretAndStrangers, NothingIsReadBeforeTheProof) {
   }
   {
     Stranger stranger(agent, GetParam());
-    stranger.challenge(call::make_nonce());
+    stranger.challenge(transport::make_nonce());
     ASSERT_TRUE(stranger.challenge_answered()) << "the agent answers a challenge";
     stranger.say(call::FrameKind::Hello, greeting());
     EXPECT_TRUE(stranger.is_refused()) << "a hello is accepted as a proof";
@@ -195,7 +183,7 @@ TEST_P(SecretAndStrangers, WrongProofsAreRefused) {
   }
   for (const bool reflects : {false, true}) {
     Stranger stranger(agent, GetParam());
-    stranger.challenge(call::make_nonce());
+    stranger.challenge(transport::make_nonce());
     const auto answer = stranger.challenge_answered();
     ASSERT_TRUE(answer);
     ASSERT_EQ(answer->size(), 64U);
@@ -208,19 +196,20 @@ TEST_P(SecretAndStrangers, WrongProofsAreRefused) {
 
 // A peer repeats a proof that was sent over another connection.
 TEST_P(SecretAndStrangers, ReplayedProofIsRefused) {
-  const call::Nonce mine = call::make_nonce();
-  call::Proof overheard{};
+  const Nonce mine = transport::make_nonce();
+  transport::Proof overheard{};
   for (const bool is_replay : {false, true}) {
     Stranger stranger(agent, GetParam());
     stranger.challenge(mine);
     const auto answer = stranger.challenge_answered();
     ASSERT_TRUE(answer);
-    call::Nonce theirs{};
+    Nonce theirs{};
     std::copy_n(answer->begin(), theirs.size(), theirs.begin());
     if (!is_replay) {
-      EXPECT_TRUE(call::is_same(call::prove(kSecret, call::Side::Listener, mine, theirs),
-                                std::span(*answer).subspan(32)));
-      overheard = call::prove(kSecret, call::Side::Connector, mine, theirs);
+      EXPECT_TRUE(
+          transport::is_same(transport::prove(kSecret, kPurpose, Side::Listener, mine, theirs),
+                             std::span(*answer).subspan(32)));
+      overheard = transport::prove(kSecret, kPurpose, Side::Connector, mine, theirs);
     }
     stranger.challenge(overheard);
     stranger.say(call::FrameKind::Hello, greeting());
