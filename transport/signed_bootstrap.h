@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Bootstrap in which only processes that know a secret can write valid values. It appends a
+// signature to each value that it sets, and refuses values without it:
+//
+//   value, HMAC-SHA-256(secret, "weft store value 1" s k scope key value), "weft signed 1"
+//
+// s and k are the sizes of scope and key, 8 bytes each. Strangers that reach the store can still
+// erase keys, count, and put back an earlier value of the same scope and key.
+//
+// Thread-safe, and blocks, as the store below it does.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <weft/transport/bootstrap.h>
+
+namespace weft::transport {
+
+class SignedBootstrap final : public Bootstrap {
+ public:
+  // The same text on all ranks as `scope`, which tells their keys from equal keys elsewhere in the
+  // store (another group, another device).
+  SignedBootstrap(std::shared_ptr<Bootstrap> store, std::string secret, std::string scope);
+
+  void set(const std::string& key, const Bytes& value) override;
+  // Throws Caller, naming the key, if the value has no signature or another secret's.
+  Bytes get(const std::string& key, Deadline deadline) override;
+  long add(const std::string& key, long amount) override;  // counters have no signature
+  bool exists(const std::string& key) override;
+  bool compare_set(const std::string& key, const Bytes& expected, const Bytes& desired) override;
+  void erase(const std::string& key) override;
+
+  // A value as it lies in the store.
+  Bytes sealed(const std::string& key, const Bytes& value) const;
+  // The value within; throws as get() does.
+  Bytes unsealed(const std::string& key, Bytes stored) const;
+
+ private:
+  const std::shared_ptr<Bootstrap> store_;
+  const std::string secret_;
+  const std::string scope_;
+};
+
+// True if a SignedBootstrap has written the value: for ranks without a secret, which then can say
+// what is wrong.
+bool is_signed(const Bootstrap::Bytes& stored);
+
+}  // namespace weft::transport
