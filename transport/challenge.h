@@ -66,10 +66,10 @@ class Challenge {
   Result<std::vector<std::byte>> answer_proof(std::span<const std::byte> message);
   Proof proof_of(Side side) const;
 
-  const Side own_;
-  const std::string secret_;
-  const std::string_view purpose_;
-  const std::vector<std::byte> bound_;
+  Side own_;
+  std::string secret_;
+  std::string_view purpose_;
+  std::vector<std::byte> bound_;
   Step step_ = Step::Begins;
   Nonce of_connector_{};
   Nonce of_listener_{};

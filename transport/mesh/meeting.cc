@@ -7,6 +7,7 @@
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/transport/mesh/meeting.h>
+#include <weft/transport/signed_bootstrap.h>
 
 namespace weft::transport::mesh {
 
@@ -40,7 +41,9 @@ Table Meeting::hold(const std::string& address, const TransportTo& transport_to,
       options_.store->set(kTableKey, encode(table));
       return table;
     }
-    auto table = decode_table(options_.store->get(kTableKey, deadline), options_.size);
+    const auto value = options_.store->get(kTableKey, deadline);
+    if (const auto why = why_locked(value, 0)) throw Error(*why);
+    auto table = decode_table(value, options_.size);
     if (!table) throw table.error();
     return std::move(table).value();
   } catch (const Error& error) {
@@ -53,7 +56,7 @@ Table Meeting::collect(const std::string& own, const TransportTo& transport_to,
                        Deadline deadline) const {
   Table table{random_secret(), {}, {own}};
   for (int rank = 1; rank < options_.size; ++rank) {
-    auto address = decode_address(options_.store->get(address_key(rank), deadline));
+    auto address = address_of(rank, deadline);
     if (!address) {
       const Error why = address.error().within("rank " + std::to_string(rank) + " cannot join");
       options_.store->set(kTableKey, encode_refusal(why.text()));
@@ -65,6 +68,27 @@ Table Meeting::collect(const std::string& own, const TransportTo& transport_to,
     table.addresses.push_back(std::move(address).value());
   }
   return table;
+}
+
+// An error says why the rank cannot join.
+Result<std::string> Meeting::address_of(int rank, Deadline deadline) const {
+  try {
+    const auto value = options_.store->get(address_key(rank), deadline);
+    if (const auto why = why_locked(value, rank)) return *why;
+    return decode_address(value);
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Caller) throw;
+    return error;  // of a SignedBootstrap
+  }
+}
+
+std::optional<Error> Meeting::why_locked(const Bootstrap::Bytes& value, int writer) const {
+  if (!options_.secret.empty() || !is_signed(value)) return std::nullopt;
+  return Error(Blame::Caller, "rank " + std::to_string(writer) + " was given a secret, and rank " +
+                                  std::to_string(options_.rank) +
+                                  " none: give all ranks the same ProcessGroupOptions::secret, or "
+                                  "none")
+      .with_ranks({writer});
 }
 
 Error Meeting::why_late() const {

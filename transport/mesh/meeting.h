@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the ranks of a mesh meet in the store, before they are connected. Each rank publishes its
-// address. Rank 0 reads all addresses and publishes them as one table, with a secret that the
-// ranks show each other when they connect. So a rank makes two requests, and rank 0 one more for
-// each rank.
+// address. Rank 0 reads all addresses and publishes them as one table, with a random token that
+// the ranks show each other when they connect. So a rank makes two requests, and rank 0 one more
+// for each rank.
+//
+// If the group has a secret, the store is a SignedBootstrap; a rank without one is refused, and
+// refuses the others.
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include <weft/transport/mesh/table.h>
@@ -21,13 +25,17 @@ class Meeting {
   // Returns the transport that leads to an address.
   using TransportTo = std::function<std::string(const std::string& address)>;
   // Blocks until all ranks have published their addresses. Throws Timeout, which names the ranks
-  // that did not come; Protocol, which names a rank of another version; the store's errors.
+  // that did not come; Protocol, which names a rank of another version; Caller, if ranks have
+  // different secrets; the store's errors.
   Table hold(const std::string& address, const TransportTo& transport_to, Deadline deadline) const;
   // Erases this group's keys from the store. All ranks must have met before.
   void tidy() const noexcept;
 
  private:
   Table collect(const std::string& own, const TransportTo& transport_to, Deadline deadline) const;
+  Result<std::string> address_of(int rank, Deadline deadline) const;
+  // The error of a rank without a secret, if a rank with one has written the value.
+  std::optional<Error> why_locked(const Bootstrap::Bytes& value, int writer) const;
   Error why_late() const;
 
   const JoinOptions& options_;

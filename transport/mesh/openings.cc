@@ -130,6 +130,7 @@ void Openings::connect(int peer, Traffic traffic) noexcept {
       guest = slot_of(peer, traffic).ours;
       if (guest == nullptr) return;  // the peer's connection has been taken in meanwhile
       address = table_.addresses[static_cast<std::size_t>(peer)];
+      guest->challenge = challenge_of(options_, table_, Side::Connector, peer);
       how.has_listened = !joining_;
       how.deadline = joining_ ? *joining_ : Deadline::in(options_.timeout);
     }
@@ -141,7 +142,8 @@ void Openings::connect(int peer, Traffic traffic) noexcept {
       if (!is_over) guest->connection = connection;
     }
     if (is_over) return connection->close(not_used());
-    say_hello(*connection, traffic);
+    guest->challenge ? send_opening(*guest->challenge, *connection)
+                     : say_hello(*connection, traffic);
     receive(guest);
   } catch (...) {
     {
@@ -191,6 +193,7 @@ void Openings::admit(std::shared_ptr<Connection> connection) {
       }
       return;
     }
+    guest->challenge = challenge_of(options_, table_, Side::Listener, options_.rank);
     guest->patience = options_.loop->at(
         Deadline::in(kHello), [weak = weak_from_this(), late = std::weak_ptr(guest)] {
           const auto self = weak.lock();
@@ -243,6 +246,7 @@ void Openings::receive(const GuestPointer& guest) {
 }
 
 void Openings::greet(const GuestPointer& guest, const Arrival& arrival) noexcept {
+  if (guest->challenge) return challenged(guest, arrival);
   const auto hello = decode_hello(arrival.header);
   if (!hello) return turn_away(guest, hello.error().text());
   UniqueLock lock(mutex_);
@@ -261,6 +265,21 @@ void Openings::greet(const GuestPointer& guest, const Arrival& arrival) noexcept
   lock.unlock();
   if (is_told || is_refused) return crossed(guest, is_told);
   take_in(guest, connection);
+}
+
+// The peer's hello follows when it has proved that it knows the secret.
+void Openings::challenged(const GuestPointer& guest, const Arrival& arrival) noexcept {
+  UniqueLock lock(mutex_);
+  const auto connection = guest->connection;
+  lock.unlock();
+  if (connection == nullptr) return;  // it has been dropped
+  if (const auto why = answer_challenge(*guest->challenge, *connection, arrival))
+    return turn_away(guest, *why);
+  if (guest->challenge->is_proven()) {
+    guest->challenge.reset();
+    if (guest->is_ours) say_hello(*connection, guest->traffic);
+  }
+  connection->accept({}, Pin(), Fence());
 }
 
 void Openings::take_in(const GuestPointer& guest,

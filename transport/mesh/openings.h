@@ -7,8 +7,9 @@
 // higher rank's, drops its own. Nothing is sent on a connection before both sides have greeted each
 // other, so no message is lost with one that is dropped.
 //
-// A peer is trusted that sends a hello with the group's secret; other connections are closed, with
-// a warning in the log.
+// A peer is trusted that sends a hello with the group's token, and before that proves that it knows
+// the group's secret, if there is one (challenge.h); other connections are closed, with a warning
+// in the log.
 //
 // The group's Core owns it. Thread-safe; nothing blocks.
 #pragma once
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include <weft/base/mutex.h>
+#include <weft/transport/mesh/challenge.h>
 #include <weft/transport/mesh/table.h>
 #include <weft/transport/transport.h>
 
@@ -68,7 +70,8 @@ class Openings final : public std::enable_shared_from_this<Openings> {
     bool is_ours = false;  // this rank has connected
     bool greeted = false;
     bool is_over = false;
-    EventLoop::Registration patience;  // time limit for the hello of a rank that has connected
+    std::optional<Challenge> challenge;  // until the peer has proved that it knows the secret
+    EventLoop::Registration patience;    // time limit for the hello of a rank that has connected
   };
   using GuestPointer = std::shared_ptr<Guest>;
   // One connection to one peer, as this rank knows it.
@@ -91,6 +94,7 @@ class Openings final : public std::enable_shared_from_this<Openings> {
   void admit(std::shared_ptr<Connection> connection);
   void receive(const GuestPointer& guest);
   void greet(const GuestPointer& guest, const Arrival& arrival) noexcept;
+  void challenged(const GuestPointer& guest, const Arrival& arrival) noexcept;
   void take_in(const GuestPointer& guest, const std::shared_ptr<Connection>& connection) noexcept;
   void crossed(const GuestPointer& guest, bool is_told) noexcept;
   // Why the sender of `hello` is not the expected rank; empty if it is.

@@ -15,6 +15,7 @@
 #include <weft/tests/harness/memory_bootstrap.h>
 #include <weft/transport/mesh/table.h>
 #include <weft/transport/registry.h>
+#include <weft/transport/signed_bootstrap.h>
 
 namespace weft::transport {
 namespace {
@@ -33,6 +34,7 @@ using View = std::function<std::string(int viewer, int whose, const std::string&
 // All ranks' stores share this.
 struct Published {
   harness::MemoryBootstrap store;
+  std::string secret;  // of all ranks
   std::mutex mutex;
   std::map<int, std::string> addresses;  // as they were published
   std::vector<std::string> keys;
@@ -55,7 +57,11 @@ struct Published {
 class StoreOfRank final : public Bootstrap {
  public:
   StoreOfRank(int rank, std::shared_ptr<Published> published, View view)
-      : rank_(rank), published_(std::move(published)), view_(std::move(view)) {}
+      : rank_(rank), published_(std::move(published)), view_(std::move(view)) {
+    below_ = {published_, &published_->store};
+    if (!published_->secret.empty())
+      below_ = std::make_shared<SignedBootstrap>(below_, published_->secret, "test");
+  }
 
   void set(const std::string& key, const Bytes& value) override {
     {
@@ -66,10 +72,10 @@ class StoreOfRank final : public Bootstrap {
             mesh::decode_address(value).value();
       }
     }
-    published_->store.set(key, value);
+    below_->set(key, value);
   }
   Bytes get(const std::string& key, Deadline deadline) override {
-    const Bytes value = published_->store.get(key, deadline);
+    const Bytes value = below_->get(key, deadline);
     if (!view_) return value;
     if (key.starts_with(kAddress)) {
       const int whose = std::stoi(key.substr(kAddress.size()));
@@ -82,20 +88,19 @@ class StoreOfRank final : public Bootstrap {
           view_(rank_, whose, published_->address_of(whose));
     return mesh::encode(table.value());
   }
-  long add(const std::string& key, long amount) override {
-    return published_->store.add(key, amount);
-  }
+  long add(const std::string& key, long amount) override { return below_->add(key, amount); }
   bool compare_set(const std::string& key, const Bytes& expected, const Bytes& desired) override {
-    return published_->store.compare_set(key, expected, desired);
+    return below_->compare_set(key, expected, desired);
   }
-  bool exists(const std::string& key) override { return published_->store.exists(key); }
-  void erase(const std::string& key) override { published_->store.erase(key); }
+  bool exists(const std::string& key) override { return below_->exists(key); }
+  void erase(const std::string& key) override { below_->erase(key); }
 
  private:
   static constexpr std::string_view kAddress = "mesh/address/";
   const int rank_;
   const std::shared_ptr<Published> published_;
   const View view_;
+  std::shared_ptr<Bootstrap> below_;
 };
 
 JoinOptions options_of(int rank, int ranks, const std::shared_ptr<Bootstrap>& store,
@@ -137,7 +142,9 @@ std::vector<Told> exchange(
       Told& mine = told[static_cast<std::size_t>(rank)];
       try {
         const auto store = std::make_shared<StoreOfRank>(rank, published, view);
-        const auto communicator = open("weft")->join(options_of(rank, kRanks, store));
+        JoinOptions options = options_of(rank, kRanks, store);
+        options.secret = published->secret;
+        const auto communicator = open("weft")->join(options);
         mine.backend = communicator->backend();
         mine.before = transports_of(*communicator);
         std::vector<float> numbers(kRanks, static_cast<float>(rank));
@@ -199,6 +206,18 @@ TEST(WeftBackend, PairsOfTwoHostsUseTcpAndTheOthersShm) {
     EXPECT_THAT(told[2].*shown, ElementsAre("tcp", "tcp", "shm"));
     EXPECT_THAT(told[3].*shown, ElementsAre("tcp", "tcp", "shm"));
   }
+}
+
+TEST(WeftBackend, PairsProveTheSecretOverAnyTransport) {
+  const auto published = std::make_shared<Published>();
+  published->secret = "sixteen at random";
+  const auto told = exchange(
+      [](int viewer, int whose, const std::string& address) {
+        return viewer / 2 == whose / 2 ? address : elsewhere(address);
+      },
+      published);
+  EXPECT_THAT(told[0].after, ElementsAre("shm", "tcp", "tcp"));
+  EXPECT_THAT(told[2].after, ElementsAre("tcp", "tcp", "shm"));
 }
 
 TEST(WeftBackend, PairsOfARankWithoutShmUseTcp) {
