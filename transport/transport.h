@@ -35,8 +35,9 @@ struct JoinOptions {
   std::chrono::milliseconds timeout{0};  // for joining and for each operation
   std::shared_ptr<EventLoop> loop;       // runs the communicator's callbacks
   std::string interface_address;         // local address to listen on; "" = the backend chooses
-  std::string secret;                    // that the ends of a connection prove to know; "" = none
-  std::size_t max_connections = 256;     // kept open; idle ones above are closed
+  // The ends of a connection prove to know it; "" = none. The store then is a SignedBootstrap.
+  std::string secret;
+  std::size_t max_connections = 256;  // kept open; idle ones above are closed
 };
 
 // "on group 'x' (nccl, rank 0 of 2)", for messages.
@@ -104,6 +105,9 @@ class Transport : public std::enable_shared_from_this<Transport> {
   virtual std::vector<std::string> describe() const { return {}; }
   // Null if the backend has collectives only.
   virtual Connector* connector() { return nullptr; }
+  // True if the ends of the connections that join() makes prove JoinOptions::secret. A backend that
+  // leaves connections to a library cannot ask for it.
+  virtual bool asks_for_secret() { return connector() != nullptr; }
   // True if join() takes slices on such a device.
   virtual bool reaches(DeviceType type) const = 0;
   // Collective: returns when all ranks have joined. A backend with a connector leaves this to

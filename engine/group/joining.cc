@@ -14,6 +14,7 @@
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/joining.h>
+#include <weft/engine/group/secret.h>
 #include <weft/engine/group/store_meeting.h>
 #include <weft/engine/store/backoff.h>
 #include <weft/engine/tensor/tensor.h>
@@ -207,6 +208,7 @@ void Joining::make_communicator(const Carrier& carrier, const c10::Device& devic
   join.loop = options_.job->loop;
   join.interface_address = options_.job->local_address;
   join.secret = options_.secret;
+  guard(join, *carrier.transport, device_prefix(device.type()));
   join.max_connections = options_.max_connections;
   std::shared_ptr<transport::Communicator> made;
   try {

@@ -287,8 +287,6 @@ std::string local_address_towards(const std::string& host, int port) {
   return "";
 }
 
-namespace {
-
 bool is_loopback(const std::string& address) {
   in_addr four{};
   if (inet_pton(AF_INET, address.c_str(), &four) == 1) return ntohl(four.s_addr) >> 24 == 127;
@@ -296,6 +294,8 @@ bool is_loopback(const std::string& address) {
   if (inet_pton(AF_INET6, address.c_str(), &six) != 1) return false;
   return IN6_IS_ADDR_LOOPBACK(&six) || (IN6_IS_ADDR_V4MAPPED(&six) && six.s6_addr[12] == 127);
 }
+
+namespace {
 
 // Names of the loopback: those of RFC 6761, and Debian's names of ::1.
 bool names_loopback(const std::string& host) {

@@ -27,6 +27,9 @@ std::string wait_for_listener(const std::string& host, int port, Deadline deadli
 // The local address that packets to the host leave from; "" if there is no route.
 std::string local_address_towards(const std::string& host, int port);
 
+// True for a numeric loopback address.
+bool is_loopback(const std::string& address);
+
 // The same as it is told to other machines, which cannot use a loopback address. The name of this
 // machine may stand for a loopback address ("127.0.1.1 name" in Debian's /etc/hosts); if so,
 // returns outward_address(), if there is one. If `host` itself is a loopback address or localhost,

@@ -85,6 +85,7 @@ class Weft final : public Transport {
 
   std::string_view name() const override { return "weft"; }
   std::vector<std::string> describe() const override { return lines_; }
+  bool asks_for_secret() override { return true; }
   bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
 
   std::shared_ptr<Communicator> join(const JoinOptions& options) override {
