@@ -20,7 +20,7 @@ Error unproven(const std::string& why) {
 std::optional<Challenge> challenge_of(const JoinOptions& options, const Table& table, Side own,
                                       int listener) {
   if (options.secret.empty()) return std::nullopt;
-  std::vector<std::byte> bound(table.secret.begin(), table.secret.end());
+  std::vector<std::byte> bound(table.token.begin(), table.token.end());
   little_endian::append(bound, static_cast<std::uint32_t>(options.size));
   little_endian::append(bound, static_cast<std::uint32_t>(listener));
   return Challenge(own, options.secret, kPurpose, std::move(bound));

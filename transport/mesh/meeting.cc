@@ -16,12 +16,12 @@ namespace {
 constexpr const char* kTableKey = "mesh/table";
 std::string address_key(int rank) { return "mesh/address/" + std::to_string(rank); }
 
-Secret random_secret() {
-  Secret secret;
-  if (getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
-    throw system_error(Blame::Busy, "no random numbers for the group's secret", errno);
+Token random_token() {
+  Token token;
+  if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) {
+    throw system_error(Blame::Busy, "no random numbers for the group's token", errno);
   }
-  return secret;
+  return token;
 }
 
 }  // namespace
@@ -54,7 +54,7 @@ Table Meeting::hold(const std::string& address, const TransportTo& transport_to,
 
 Table Meeting::collect(const std::string& own, const TransportTo& transport_to,
                        Deadline deadline) const {
-  Table table{random_secret(), {}, {own}};
+  Table table{random_token(), {}, {own}};
   for (int rank = 1; rank < options_.size; ++rank) {
     auto address = address_of(rank, deadline);
     if (!address) {

@@ -167,7 +167,7 @@ void Openings::say_hello(Connection& connection, Traffic traffic, Answer answer)
   Hello hello;
   {
     MutexLock lock(mutex_);
-    hello.secret = table_.secret;
+    hello.token = table_.token;
   }
   hello.rank = static_cast<std::uint32_t>(options_.rank);
   hello.ranks = static_cast<std::uint32_t>(options_.size);
@@ -322,7 +322,7 @@ void Openings::crossed(const GuestPointer& guest, bool is_told) noexcept {
 }
 
 std::optional<std::string> Openings::why_stranger(const Guest& guest, const Hello& hello) {
-  if (hello.secret != table_.secret) return "it does not know the group's secret";
+  if (hello.token != table_.token) return "it does not show the group's token";
   if (hello.ranks != static_cast<std::uint32_t>(options_.size)) {
     return "it is one of " + std::to_string(hello.ranks) + " ranks, this group has " +
            std::to_string(options_.size);

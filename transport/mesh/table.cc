@@ -105,7 +105,7 @@ Result<std::string> decode_address(Bytes bytes) {
 
 std::vector<std::byte> encode(const Table& table) {
   auto bytes = front(Content::Table);
-  append(bytes, table.secret);
+  append(bytes, table.token);
   append_text(bytes, table.transport);
   little_endian::append(bytes, static_cast<std::uint32_t>(table.addresses.size()));
   for (const std::string& address : table.addresses) append_text(bytes, address);
@@ -127,16 +127,16 @@ Result<Table> decode_table(Bytes bytes, int ranks) {
     return Error(Blame::Protocol, frame::text_of(text));
   }
   Table table;
-  Bytes secret;
+  Bytes token;
   std::uint32_t count = 0;
-  if (content.value() != Content::Table || !fields.bytes(table.secret.size(), secret) ||
+  if (content.value() != Content::Table || !fields.bytes(table.token.size(), token) ||
       !fields.text(kMaxName, table.transport) || !fields.number(count))
     return refused("the store holds no valid table of the ranks' addresses");
   if (count != static_cast<std::uint32_t>(ranks)) {
     return refused("the store holds the addresses of " + std::to_string(count) +
                    " ranks, this group has " + std::to_string(ranks));
   }
-  std::copy(secret.begin(), secret.end(), table.secret.begin());
+  std::copy(token.begin(), token.end(), table.token.begin());
   for (std::uint32_t rank = 0; rank < count; ++rank) {
     std::string address;
     if (!fields.text(kMaxAddress, address))

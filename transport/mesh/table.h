@@ -12,7 +12,7 @@
 namespace weft::transport::mesh {
 
 struct Table {
-  Secret secret{};
+  Token token{};
   // The transport that leads from rank 0 to every other rank; empty if there are several.
   std::string transport;
   std::vector<std::string> addresses;  // by rank

@@ -20,7 +20,7 @@ struct HelloLayout {
   std::uint8_t answer;
   std::uint32_t rank;
   std::uint32_t ranks;
-  Secret secret;
+  Token token;
 };
 static_assert(sizeof(HelloLayout) == kHelloBytes);
 
@@ -50,7 +50,7 @@ std::array<std::byte, kHelloBytes> encode(const Hello& hello) {
                            .answer = static_cast<std::uint8_t>(hello.answer),
                            .rank = hello.rank,
                            .ranks = hello.ranks,
-                           .secret = hello.secret};
+                           .token = hello.token};
   return std::bit_cast<std::array<std::byte, kHelloBytes>>(layout);
 }
 
@@ -69,7 +69,7 @@ Result<Hello> decode_hello(Bytes header) {
   if (layout.answer > static_cast<std::uint8_t>(Answer::Crossed))
     return refused("a hello with answer " + std::to_string(layout.answer));
   if (layout.rank >= layout.ranks) return refused("a hello of rank " + std::to_string(layout.rank));
-  return Hello{layout.secret, layout.rank, layout.ranks, static_cast<Traffic>(layout.traffic),
+  return Hello{layout.token, layout.rank, layout.ranks, static_cast<Traffic>(layout.traffic),
                static_cast<Answer>(layout.answer)};
 }
 

@@ -26,7 +26,7 @@ using Bytes = std::span<const std::byte>;
 enum class Traffic : std::uint8_t { Collectives = 0, Messages = 1 };
 constexpr int kConnectionsPerPair = 2;
 
-using Secret = std::array<std::byte, 16>;
+using Token = std::array<std::byte, 16>;
 
 constexpr std::uint32_t kMagic = 0x6d746677;  // "wftm"
 constexpr std::uint16_t kVersion = 5;
@@ -41,7 +41,7 @@ enum class Answer : std::uint8_t {
 
 // Both sides send one first, and accept nothing else before they have the other's.
 struct Hello {
-  Secret secret{};  // the group's; a process that knows it has read the group's store
+  Token token{};  // the group's; a process that knows it has read the group's store
   std::uint32_t rank = 0;
   std::uint32_t ranks = 0;
   Traffic traffic = Traffic::Collectives;

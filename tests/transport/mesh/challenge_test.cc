@@ -222,7 +222,7 @@ class MeshStrangers : public testing::Test {
     peer_.meet();
     options_ = options_of(1, 2, store_);
     options_.secret = kSecret;
-    table_.secret = peer_.hello.secret;
+    table_.token = peer_.hello.token;
   }
   ~MeshStrangers() override {
     if (rank_.joinable()) rank_.join();
@@ -358,7 +358,7 @@ TEST_F(MeshStrangers, ProofIsOfOneRankOfOneGroup) {
     return own.answer(answer_to(talk, own.open())).ok();
   };
   Table other = table_;
-  other.secret[0] ^= std::byte{1};
+  other.token[0] ^= std::byte{1};
   EXPECT_TRUE(is_taken(table_, 2, 0));
   EXPECT_FALSE(is_taken(other, 2, 0));
   EXPECT_FALSE(is_taken(table_, 3, 0));

@@ -89,7 +89,7 @@ TEST_F(MeshFaults, StrangersAreTurnedAwayAndLogged) {
     strangers.push_back(script.connect());
     strangers.back()->send(std::vector<std::byte>(5), {}, Pin(), Fence());
     Hello hello = script.hello;
-    hello.secret[0] ^= std::byte{1};
+    hello.token[0] ^= std::byte{1};
     greet(hello);
     hello = script.hello;
     hello.ranks = 3;
@@ -113,7 +113,7 @@ TEST_F(MeshFaults, StrangersAreTurnedAwayAndLogged) {
   std::lock_guard lock(mutex);
   std::string all;
   for (const std::string& line : lines) all += line + "\n";
-  for (const char* text : {"turned away", "a hello of 5 bytes", "secret", "one of 3 ranks",
+  for (const char* text : {"turned away", "a hello of 5 bytes", "group's token", "one of 3 ranks",
                            "does not connect here", "too many connect"}) {
     EXPECT_THAT(all, HasSubstr(text));
   }

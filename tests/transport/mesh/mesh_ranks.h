@@ -100,7 +100,7 @@ class ScriptedPeer {
     store_->set("mesh/address/1", encode_address(listener_->address()));
     const auto table = decode_table(store_->get("mesh/table", soon()), 2);
     ASSERT_TRUE(table) << table.error().what();
-    hello.secret = table.value().secret;
+    hello.token = table.value().token;
     address_ = table.value().addresses[0];
     hello.rank = 1;
     hello.ranks = 2;

@@ -13,14 +13,14 @@ using testing::HasSubstr;
 
 Table table() {
   Table made{{}, "shm", {"an address", "", "another\none"}};
-  made.secret[3] = std::byte{9};
+  made.token[3] = std::byte{9};
   return made;
 }
 
 TEST(MeshTable, ReadsWhatItWrote) {
   const auto read = decode_table(encode(table()), 3);
   ASSERT_TRUE(read) << read.error().what();
-  EXPECT_EQ(read.value().secret, table().secret);
+  EXPECT_EQ(read.value().token, table().token);
   EXPECT_EQ(read.value().transport, "shm");
   EXPECT_EQ(read.value().addresses, table().addresses);
   EXPECT_EQ(decode_address(encode_address("an address")).value(), "an address");

@@ -112,14 +112,14 @@ TEST(Wire, EveryFieldIsChecked) {
 
 TEST(Wire, OnlyAWellFormedHelloRoundTrips) {
   Hello hello;
-  hello.secret.fill(std::byte{0x5a});
+  hello.token.fill(std::byte{0x5a});
   hello.rank = 2;
   hello.ranks = 3;
   hello.traffic = Traffic::Messages;
   const auto bytes = encode(hello);
   const auto back = decode_hello(bytes);
   ASSERT_TRUE(back.ok());
-  EXPECT_EQ(back.value().secret, hello.secret);
+  EXPECT_EQ(back.value().token, hello.token);
   EXPECT_EQ(back.value().rank, 2u);
   EXPECT_EQ(back.value().ranks, 3u);
   EXPECT_EQ(back.value().traffic, Traffic::Messages);
