@@ -32,7 +32,17 @@ void copy_own(Plan& plan, const Slice& to, const Slice& from) {
   if (to.data != from.data) plan.copy(address(to), address(from), from.bytes);
 }
 
-double scale_of(const Job& job) { return job.call.op == ReduceOp::Avg ? 1.0 / job.ranks : 1; }
+// Copies numbers before other steps: when the plan is written, or once the stage may read them.
+// Returns the step that the others have to wait for.
+Index copy_first(Plan& plan, std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (plan.stage().ready != Plan::kNone) return plan.copy(to, from, bytes);
+  if (bytes > 0) std::memcpy(to, from, bytes);
+  return Plan::kNone;
+}
+
+double scale_of(const Job& job) {
+  return job.call.op == ReduceOp::Avg ? 1.0 / (job.averaged > 0 ? job.averaged : job.ranks) : 1;
+}
 
 // Memory cut into blocks, one for each owner, and blocks cut into chunks. An empty block has one
 // empty chunk, so that every rank hears from every other.
@@ -90,15 +100,15 @@ void all_reduce_direct(Plan& plan, const Job& job, Scratch& scratch) {
   std::byte* const data = address(job.data);
   const std::size_t bytes = job.data.bytes;
   std::byte* const copy = plan.scratch(bytes, scratch);
-  if (bytes > 0) std::memcpy(copy, data, bytes);
-  for_each_peer_in_turn(job, [&](int peer) { plan.send(peer, copy, bytes); });
+  const Index copied = copy_first(plan, copy, data, bytes);
+  for_each_peer_in_turn(job, [&](int peer) { plan.after(copied, plan.send(peer, copy, bytes)); });
   const Index sum = plan.fold({.own = data,
                                .out = data,
                                .bytes = bytes,
                                .others = static_cast<std::uint32_t>(job.ranks - 1),
                                .own_position = static_cast<std::uint32_t>(job.rank),
                                .scale = scale_of(job)});
-  for_each_peer(job, [&](int peer) { plan.add(sum, peer); });
+  for_each_peer(job, [&](int peer) { plan.after(copied, plan.add(sum, peer)); });
 }
 
 // Chunk by chunk, a rank sends the peers' blocks to their owners, reduces its own block straight
@@ -214,8 +224,8 @@ void all_reduce_doubling(Plan& plan, const Job& job, Scratch& scratch) {
   Index here = Plan::kNone;
   if (pairs.has_neighbour(job)) {
     here = reduce_pair(plan, job.data, address(sum), job.rank - 1, /*is_lower=*/false, 1);
-  } else if (bytes > 0) {
-    std::memcpy(sum.data, job.data.data, bytes);
+  } else {
+    here = copy_first(plan, address(sum), address(job.data), bytes);
   }
   for (int distance = 1; distance < pairs.power; distance *= 2) {
     const int peer = pairs.rank_at(pairs.place ^ distance);
@@ -332,6 +342,7 @@ void broadcast_blocks(Plan& plan, const Job& job, std::size_t chunk_bytes) {
 void reduce_direct(Plan& plan, const Job& job, std::size_t chunk_bytes) {
   const int root = job.call.root;
   const Cut cut(job.data, 1, chunk_bytes);
+  const Cut result(Slice{job.result, job.data.bytes, Device::host()}, 1, chunk_bytes);
   Window sent(job.ranks);
   for (std::size_t k = 0; k < cut.most_chunks(); ++k) {
     const Slice part = cut.chunk(0, k);
@@ -339,8 +350,9 @@ void reduce_direct(Plan& plan, const Job& job, std::size_t chunk_bytes) {
       send_in_window(plan, sent, root, k, part);
       continue;
     }
+    std::byte* const out = job.result == nullptr ? address(part) : address(result.chunk(0, k));
     const Index sum = plan.fold({.own = address(part),
-                                 .out = address(part),
+                                 .out = out,
                                  .bytes = part.bytes,
                                  .others = static_cast<std::uint32_t>(job.ranks - 1),
                                  .scale = scale_of(job)});
@@ -508,6 +520,12 @@ void write_alone(Plan& plan, const Job& job) {
 void write(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch) {
   plan.clear(job.ranks);
   plan.arithmetic = arithmetic_of(job.call.dtype, job.call.op, job.ranks);
+  const bool in_levels =
+      choice.algorithm == Algorithm::Leaders || choice.algorithm == Algorithm::Slices;
+  in_levels ? append_levels(plan, job, choice, scratch) : append(plan, job, choice, scratch);
+}
+
+void append(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch) {
   if (job.ranks == 1) return write_alone(plan, job);
   const auto [algorithm, chunk] = choice;
   switch (job.call.kind) {

@@ -8,6 +8,7 @@ void Plan::clear(int ranks) {
   links_.clear();
   folds_.clear();
   last_of_fold_.clear();
+  stage_ = {};
   parts_.resize(static_cast<std::size_t>(ranks));
   for (Parts& parts : parts_) {
     parts.sent = 0;
@@ -23,18 +24,21 @@ Plan::Index Plan::push(const Step& step) {
 Plan::Index Plan::send(int peer, const std::byte* data, std::size_t bytes) {
   Step step;
   step.action = Action::Send;
-  step.peer = peer;
-  step.number = parts_[static_cast<std::size_t>(peer)].sent++;
+  step.peer = rank_of(peer);
+  step.number = parts_[static_cast<std::size_t>(step.peer)].sent++;
   step.data = const_cast<std::byte*>(data);
   step.bytes = bytes;
-  return push(step);
+  const Index index = push(step);
+  after(stage_.ready, index);
+  after(stage_.turn, index);
+  return index;
 }
 
 Plan::Index Plan::receive(int peer, std::byte* data, std::size_t bytes) {
-  auto& received = parts_[static_cast<std::size_t>(peer)].received;
   Step step;
   step.action = Action::Receive;
-  step.peer = peer;
+  step.peer = rank_of(peer);
+  auto& received = parts_[static_cast<std::size_t>(step.peer)].received;
   step.number = static_cast<std::uint32_t>(received.size());
   step.data = data;
   step.bytes = bytes;
@@ -47,7 +51,9 @@ Plan::Index Plan::copy(std::byte* to, const std::byte* from, std::size_t bytes) 
   step.data = to;
   step.from = from;
   step.bytes = bytes;
-  return push(step);
+  const Index index = push(step);
+  after(stage_.ready, index);
+  return index;
 }
 
 Plan::Index Plan::fold(const Fold::Operands& place) {
@@ -60,7 +66,7 @@ Plan::Index Plan::add(Index fold, int peer) {
   const Index step = receive(peer, nullptr, folds_[fold].place().bytes);
   steps_[step].action = Action::Fold;
   steps_[step].fold = fold;
-  after(last_of_fold_[fold], step);
+  after(last_of_fold_[fold] == kNone ? stage_.ready : last_of_fold_[fold], step);
   last_of_fold_[fold] = step;
   return step;
 }
@@ -70,6 +76,29 @@ void Plan::after(Index earlier, Index later) {
   links_.push_back({later, steps_[earlier].first_link});
   steps_[earlier].first_link = static_cast<Index>(links_.size() - 1);
   ++steps_[later].waits_for;
+}
+
+Plan::Index Plan::both(Index one, Index other) {
+  const Index joint = push(Step());
+  after(one, joint);
+  after(other, joint);
+  return joint;
+}
+
+Plan::Index Plan::all_since(Index first, Index also, bool with_sends) {
+  const Index end = next();
+  Index only = also, joint = kNone;
+  for (Index step = first; step < end; ++step) {
+    if (!with_sends && steps_[step].action == Action::Send) continue;
+    if (only == kNone) {
+      only = step;
+    } else if (joint == kNone) {
+      joint = both(only, step);
+    } else {
+      after(step, joint);
+    }
+  }
+  return joint == kNone ? only : joint;
 }
 
 std::byte* Plan::scratch(std::size_t bytes, Scratch& pool) {

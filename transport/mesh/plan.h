@@ -45,8 +45,26 @@ class Plan {
     Index next = kNone;
   };
 
+  // A part of the plan in which some of the ranks take part, and which reads what an earlier part
+  // has written. Receives never wait for it: what they write, peers send only after they have had
+  // all that this rank sends of the same memory before.
+  struct Stage {
+    std::span<const int> members;  // the ranks; "peers" are then places among them; empty: all
+    Index ready = kNone;           // sends, copies and reductions wait for it
+    Index turn = kNone;            // sends wait for it too
+  };
+
   // Empties the plan but keeps its allocated memory.
   void clear(int ranks);
+  // Steps that follow belong to this stage. `members` must live until the next stage begins.
+  void begin(const Stage& stage) { stage_ = stage; }
+  const Stage& stage() const { return stage_; }
+  // Returns a step that is done when `also` and all steps from `first` on are done, or all but the
+  // sends; kNone if there are none.
+  Index all_since(Index first, Index also, bool with_sends);
+  // A step that is done when both are.
+  Index both(Index one, Index other);
+  Index next() const { return static_cast<Index>(steps_.size()); }
 
   Index send(int peer, const std::byte* data, std::size_t bytes);
   Index receive(int peer, std::byte* data, std::size_t bytes);
@@ -79,7 +97,11 @@ class Plan {
     std::size_t bytes;
   };
   Index push(const Step& step);
+  int rank_of(int peer) const {
+    return stage_.members.empty() ? peer : stage_.members[static_cast<std::size_t>(peer)];
+  }
 
+  Stage stage_;
   std::vector<Step> steps_;
   std::vector<Link> links_;
   std::vector<Fold> folds_;

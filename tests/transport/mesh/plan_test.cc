@@ -2,156 +2,14 @@
 // The plans of all ranks, executed against each other in one thread and in random order: every part
 // is expected by its receiver, no step waits for ever, and the result is that of the collective.
 #include <bit>
-#include <cstring>
-#include <map>
-#include <numeric>
 #include <random>
 
 #include <gmock/gmock.h>
 
-#include <weft/transport/mesh/algorithms.h>
+#include <weft/tests/transport/mesh/plan_world.h>
 
 namespace weft::transport::mesh {
 namespace {
-
-using Bytes = std::vector<std::byte>;
-
-// One rank with its memory, all of it 32-bit integers.
-struct Member {
-  std::vector<std::int32_t> data;
-  std::vector<std::vector<std::int32_t>> inputs, outputs;
-  std::vector<Slice> input_slices, output_slices;
-  Plan plan;
-  Scratch scratch;
-};
-
-Slice slice_of(std::vector<std::int32_t>& numbers) {
-  return {numbers.data(), numbers.size() * 4, Device::host()};
-}
-
-// Connections of minimal capacity: a message blocks the next one until it has been received, and a
-// send is done when its message has been received.
-class World {
- public:
-  World(int ranks, unsigned seed) : members(static_cast<std::size_t>(ranks)), random_(seed) {}
-
-  void plan(const Call& call, const Choice& choice) {
-    for (int rank = 0; rank < ranks(); ++rank) {
-      Member& member = of(rank);
-      for (auto& input : member.inputs) member.input_slices.push_back(slice_of(input));
-      for (auto& output : member.outputs) member.output_slices.push_back(slice_of(output));
-      const Job job{.call = call,
-                    .rank = rank,
-                    .ranks = ranks(),
-                    .data = slice_of(member.data),
-                    .inputs = member.input_slices,
-                    .outputs = member.output_slices};
-      write(member.plan, job, choice, member.scratch);
-    }
-  }
-
-  // Runs until no step can run any more.
-  void run() {
-    for (int rank = 0; rank < ranks(); ++rank) {
-      for (Plan::Index i = 0; i < of(rank).plan.steps().size(); ++i) {
-        if (of(rank).plan.steps()[i].waits_for == 0) release(rank, i);
-      }
-    }
-    for (auto turns = turns_that_can(); !turns.empty(); turns = turns_that_can()) {
-      const auto [from, to] = turns[random_() % turns.size()];
-      take(from, to);
-    }
-  }
-
-  void expect_all_done() {
-    for (int rank = 0; rank < ranks(); ++rank) {
-      for (const Plan::Step& step : of(rank).plan.steps()) {
-        ASSERT_EQ(step.state, Plan::State::Done)
-            << "rank " << rank << " step with rank " << step.peer << " number " << step.number;
-      }
-    }
-  }
-
-  int ranks() const { return static_cast<int>(members.size()); }
-  Member& of(int rank) { return members[static_cast<std::size_t>(rank)]; }
-  std::vector<Member> members;
-
- private:
-  void release(int rank, Plan::Index index) {
-    Plan::Step& step = of(rank).plan.steps()[index];
-    if (step.action == Plan::Action::Send) {
-      step.state = Plan::State::Started;
-      queues_[{rank, step.peer}].push_back(index);
-    } else if (step.action == Plan::Action::Copy) {
-      if (step.bytes > 0) std::memmove(step.data, step.from, step.bytes);
-      done(rank, index);
-    }
-  }
-
-  void done(int rank, Plan::Index index) {
-    Plan& plan = of(rank).plan;
-    plan.steps()[index].state = Plan::State::Done;
-    for (Plan::Index link = plan.steps()[index].first_link; link != Plan::kNone;
-         link = plan.links()[link].next) {
-      const Plan::Index later = plan.links()[link].step;
-      if (--plan.steps()[later].waits_for == 0) release(rank, later);
-    }
-  }
-
-  std::vector<std::pair<int, int>> turns_that_can() {
-    std::vector<std::pair<int, int>> turns;
-    for (auto& [link, queue] : queues_) {
-      if (queue.empty()) continue;
-      const Plan::Step& sent = of(link.first).plan.steps()[queue.front()];
-      Plan::Step* const expected = of(link.second).plan.expected(link.first, sent.number);
-      if (expected == nullptr || expected->state != Plan::State::Waiting ||
-          expected->bytes != sent.bytes) {
-        ADD_FAILURE() << "rank " << link.second << " does not expect part " << sent.number << " of "
-                      << sent.bytes << " bytes from rank " << link.first;
-        return {};
-      }
-      if (expected->waits_for == 0) turns.push_back(link);
-    }
-    return turns;
-  }
-
-  void take(int from, int to) {
-    auto& queue = queues_[{from, to}];
-    const Plan::Index sent = queue.front();
-    queue.erase(queue.begin());
-    const Plan::Step& source = of(from).plan.steps()[sent];
-    Plan& plan = of(to).plan;
-    Plan::Step& target = *plan.expected(from, source.number);
-    if (target.action == Plan::Action::Fold) {
-      plan.folds()[target.fold].add(source.data, plan.arithmetic, of(to).scratch);
-    } else if (target.bytes > 0) {
-      std::memcpy(target.data, source.data, target.bytes);
-    }
-    done(from, sent);
-    done(to, plan.index_of(target));
-  }
-
-  std::map<std::pair<int, int>, std::vector<Plan::Index>> queues_;
-  std::mt19937 random_;
-};
-
-std::int32_t number(int rank, std::size_t index) {
-  return 1000 * (rank + 1) + static_cast<std::int32_t>(index % 997);
-}
-
-std::vector<std::int32_t> numbers_of(int rank, std::size_t count, std::size_t first = 0) {
-  std::vector<std::int32_t> numbers(count);
-  for (std::size_t i = 0; i < count; ++i) numbers[i] = number(rank, first + i);
-  return numbers;
-}
-
-std::vector<std::int32_t> sum_of(int ranks, std::size_t count, std::size_t first = 0) {
-  std::vector<std::int32_t> sum(count, 0);
-  for (int rank = 0; rank < ranks; ++rank) {
-    for (std::size_t i = 0; i < count; ++i) sum[i] += number(rank, first + i);
-  }
-  return sum;
-}
 
 // Calls check(ranks, elements, chunk bytes, seed) for sizes around those at which plans are cut.
 template <class Check>
@@ -167,11 +25,6 @@ void for_all_sizes(const Check& check) {
       }
     }
   }
-}
-
-Call call_of(Kind kind, std::size_t count, int root = 0) {
-  return {
-      .kind = kind, .dtype = Dtype::Int32, .op = ReduceOp::Sum, .root = root, .bytes = count * 4};
 }
 
 class Reduces : public testing::TestWithParam<Algorithm> {};
