@@ -83,6 +83,9 @@ Config Config::from(const std::function<const char*(const char*)>& variable) {
   config.shm_copies = choose<ShmCopies>(
       "WEFT_SHM_COPIES", variable("WEFT_SHM_COPIES"),
       {{"auto", ShmCopies::Auto}, {"1", ShmCopies::One}, {"2", ShmCopies::Two}}, config.shm_copies);
+  config.hierarchy =
+      choose<Hierarchy>("WEFT_HIERARCHY", variable("WEFT_HIERARCHY"),
+                        {{"auto", Hierarchy::Auto}, {"off", Hierarchy::Off}}, config.hierarchy);
   config.ib_devices = list(variable("WEFT_IB_HCA"));
   config.ib_gid_index = number("WEFT_IB_GID_INDEX", variable("WEFT_IB_GID_INDEX"), 0, 255);
   config.ib_service_level = number("WEFT_IB_SL", variable("WEFT_IB_SL"), 0, 15);

@@ -15,6 +15,7 @@ enum class LogLevel { Off, Error, Warn, Info, Debug };
 enum class DebugLevel { Off, Info, Detail };
 enum class GpuDirect { Auto, DmaBuf, PeerMemory, Off };
 enum class ShmCopies { Auto, One, Two };
+enum class Hierarchy { Auto, Off };
 
 struct Config {
   LogLevel log = LogLevel::Warn;       // WEFT_LOG
@@ -25,6 +26,7 @@ struct Config {
   std::vector<std::string> socket_interfaces;  // WEFT_SOCKET_IFNAME, comma-separated
   int tcp_sockets = 1;                         // WEFT_TCP_SOCKETS
   ShmCopies shm_copies = ShmCopies::Auto;      // WEFT_SHM_COPIES
+  Hierarchy hierarchy = Hierarchy::Auto;       // WEFT_HIERARCHY
   std::vector<std::string> ib_devices;     // WEFT_IB_HCA, comma-separated: "mlx5_0" or "mlx5_0:1"
   std::optional<int> ib_gid_index;         // WEFT_IB_GID_INDEX
   std::optional<int> ib_service_level;     // WEFT_IB_SL

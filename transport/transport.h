@@ -87,6 +87,9 @@ class Connector {
   // The name of the transport by which connect() reaches this address, of a connector that has
   // several; empty: it has one, or none reaches it.
   virtual std::string transport_to(const std::string& /*address*/) const { return {}; }
+  // Names the host of a listener, as far as communication sees it: listeners with equal names reach
+  // each other through shared memory. Empty: that is not known, or not so from here.
+  virtual std::string host_of(const std::string& /*address*/) const { return {}; }
   // Throws Caller (no such interface), Busy (no descriptors or memory).
   virtual std::unique_ptr<Listener> listen(const ListenOptions& options) = 0;
   // Returns at once; messages wait until the connection is established. If that fails by the

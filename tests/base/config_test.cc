@@ -74,6 +74,13 @@ TEST(Config, CopiesAreOneTwoOrMeasured) {
   EXPECT_THROW(from({{"WEFT_SHM_COPIES", "3"}}), Error);
 }
 
+TEST(Config, CollectivesInTwoLevelsCanBeTurnedOff) {
+  EXPECT_EQ(from({}).hierarchy, Hierarchy::Auto);
+  EXPECT_EQ(from({{"WEFT_HIERARCHY", "Auto"}}).hierarchy, Hierarchy::Auto);
+  EXPECT_EQ(from({{"WEFT_HIERARCHY", "off"}}).hierarchy, Hierarchy::Off);
+  EXPECT_THROW(from({{"WEFT_HIERARCHY", "2"}}), Error);
+}
+
 TEST(Config, SplitsLists) {
   EXPECT_THAT(from({{"WEFT_SOCKET_IFNAME", "eth0,,lo"}}).socket_interfaces,
               testing::ElementsAre("eth0", "lo"));

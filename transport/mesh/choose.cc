@@ -25,6 +25,10 @@ constexpr std::size_t kLargestChunk = 256 << 10, kSmallestChunk = 16 << 10;
 constexpr std::size_t kLentBytes = 4 << 20, kLentChunk = 2 << 20;
 // Chunks in a block: filling the pipeline costs one chunk, an eighth of the block.
 constexpr std::size_t kChunksWanted = 8;
+// In two levels. Not measured; the reasons are those of the sizes above, with hosts in place of
+// ranks. Up to kDirectBytes, sent by one leader to all others together, or with many hosts up to
+// kDoublingBytes, trips over the network cost more than its bytes, and leaders need the fewest
+// trips and messages. Above, all ranks of a host share its bytes in slices.
 
 std::size_t chunk_of(std::size_t block_bytes) {
   const std::size_t wanted = (block_bytes / kChunksWanted + 4095) / 4096 * 4096;
@@ -74,7 +78,36 @@ Choice choose_where(const Call& call, const Arithmetic& arithmetic, int ranks, b
   return {};
 }
 
+bool is_for_leaders(std::size_t bytes, int hosts) {
+  return bytes <= (hosts >= kManyHosts ? kDoublingBytes
+                                       : kDirectBytes / static_cast<std::size_t>(hosts - 1));
+}
+
 }  // namespace
+
+Choice choose_in_levels(const Call& call, const Arithmetic& arithmetic, const Layout& layout,
+                        int ranks, const Chooser& chooser) {
+  // The levels send partial sums, which would be twice as long in fp32.
+  if (!layout.has_levels() || (reduces(call.kind) && arithmetic.wide))
+    return chooser(call, arithmetic, ranks);
+  const auto bytes = static_cast<std::size_t>(call.bytes);
+  const auto slices = static_cast<std::size_t>(layout.slices());
+  switch (call.kind) {
+    case Kind::AllReduce:
+    case Kind::Broadcast:
+    case Kind::Reduce:
+      if (is_for_leaders(bytes, layout.hosts())) return {Algorithm::Leaders};
+      return {Algorithm::Slices, slices * chunk_of(bytes / slices)};
+    case Kind::AllGather: return {Algorithm::Slices, chunk_of(bytes)};
+    case Kind::ReduceScatter:
+      return {Algorithm::Slices, chunk_of(bytes / static_cast<std::size_t>(ranks))};
+    case Kind::Barrier: return {Algorithm::Leaders};
+    case Kind::Gather:
+    case Kind::Scatter:
+    case Kind::AllToAll: return chooser(call, arithmetic, ranks);
+  }
+  return {};
+}
 
 Choice choose(const Call& call, const Arithmetic& arithmetic, int ranks) {
   return choose_where(call, arithmetic, ranks, /*in_cache=*/false);

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include <weft/transport/mesh/fold.h>
+#include <weft/transport/mesh/layout.h>
 #include <weft/transport/mesh/wire.h>
 
 namespace weft::transport::mesh {
@@ -46,9 +47,17 @@ Choice choose(const Call& call, const Arithmetic& arithmetic, int ranks);
 Choice choose_in_cache(const Call& call, const Arithmetic& arithmetic, int ranks);
 // Like choose(): must return the same on all ranks.
 using Chooser = std::function<Choice(const Call&, const Arithmetic&, int ranks)>;
+// Returns an algorithm in two levels where the layout has them and it is faster; else what the
+// chooser does.
+Choice choose_in_levels(const Call& call, const Arithmetic& arithmetic, const Layout& layout,
+                        int ranks, const Chooser& chooser);
 
 // Chunks in transit from one rank to another at a time: enough to keep both busy, few enough to
 // stay in the cache.
 constexpr std::uint32_t kWindow = 4;
+
+// From so many hosts on, they take turns, in a ring, a tree or pairs, in place of all hosts sending
+// to all. Not measured.
+constexpr int kManyHosts = 9;
 
 }  // namespace weft::transport::mesh

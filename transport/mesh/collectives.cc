@@ -71,12 +71,14 @@ void Collectives::start(Operation& operation) {
                 .ranks = core_.ranks,
                 .data = operation.data,
                 .inputs = operation.inputs,
-                .outputs = operation.outputs};
+                .outputs = operation.outputs,
+                .layout = &core_.layout};
   const Arithmetic arithmetic = arithmetic_of(job.call.dtype, job.call.op, job.ranks);
   // The first barrier ends joining (mesh.cc): along a tree, so that joining opens few connections.
   const bool ends_joining = operation.sequence == 0 && job.call.kind == Kind::Barrier;
   const Choice choice =
-      ends_joining ? Choice{Algorithm::Tree} : core_.chooser(job.call, arithmetic, job.ranks);
+      ends_joining ? Choice{Algorithm::Tree}
+                   : choose_in_levels(job.call, arithmetic, core_.layout, job.ranks, core_.chooser);
   write(operation.plan, job, choice, core_.scratch);
   const auto& steps = operation.plan.steps();
   operation.steps_left = static_cast<std::uint32_t>(steps.size());

@@ -19,7 +19,7 @@ constexpr auto kLanding = std::chrono::milliseconds(500);
 }  // namespace
 
 Core::Core(const JoinOptions& options, std::string backend_name, Chooser with,
-           std::shared_ptr<Openings> openings)
+           std::shared_ptr<Openings> openings, Layout hosts)
     : rank(options.rank),
       ranks(options.size),
       backend(std::move(backend_name)),
@@ -27,6 +27,7 @@ Core::Core(const JoinOptions& options, std::string backend_name, Chooser with,
       timeout(options.timeout),
       loop(options.loop),
       chooser(std::move(with)),
+      layout(std::move(hosts)),
       openings_(std::move(openings)),
       peers_(static_cast<std::size_t>(options.size)) {}
 

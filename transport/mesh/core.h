@@ -20,6 +20,7 @@
 #include <weft/transport/mesh/choose.h>
 #include <weft/transport/mesh/collectives.h>
 #include <weft/transport/mesh/events.h>
+#include <weft/transport/mesh/layout.h>
 #include <weft/transport/mesh/messages.h>
 #include <weft/transport/mesh/openings.h>
 #include <weft/transport/transport.h>
@@ -30,7 +31,7 @@ class Core final : public std::enable_shared_from_this<Core> {
  public:
   // Without `openings` the connections are those of the Adopted events.
   Core(const JoinOptions& options, std::string backend, Chooser chooser = choose,
-       std::shared_ptr<Openings> openings = nullptr);
+       std::shared_ptr<Openings> openings = nullptr, Layout layout = {});
 
   const int rank;
   const int ranks;
@@ -39,6 +40,7 @@ class Core final : public std::enable_shared_from_this<Core> {
   const std::chrono::milliseconds timeout;
   const std::shared_ptr<EventLoop> loop;
   const Chooser chooser;
+  const Layout layout;
 
   // Handles the event now, or queues it for the thread that is handling events. Thread-safe.
   template <class One>

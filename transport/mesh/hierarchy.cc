@@ -20,8 +20,6 @@ using Index = Plan::Index;
 
 // Chunks of the stages' own algorithms: each stage takes its memory as one.
 constexpr std::size_t kWhole = std::size_t{1} << 62;
-// From so many hosts on, messages between hosts go along a ring or a tree.
-constexpr int kManyHosts = 9;
 
 std::byte* address(const Slice& slice) { return static_cast<std::byte*>(slice.data); }
 Slice slice_at(std::byte* data, std::size_t bytes) { return {data, bytes, Device::host()}; }
@@ -252,8 +250,9 @@ void Levels::reduce_by_leaders() {
 }
 
 void Levels::all_reduce_in_slices(std::size_t chunk_bytes) {
-  const bool many = layout_.hosts() >= kManyHosts;
-  const Choice choice{many ? Algorithm::Ring : Algorithm::Blocks, kWhole};
+  // Not Halving: it waits for one peer before it receives from the next, so two slices or chunks
+  // between the same ranks could wait for each other.
+  const Choice choice{layout_.hosts() < kManyHosts ? Algorithm::Blocks : Algorithm::Ring, kWhole};
   for_each_chunk(job_.data, chunk_bytes, [&](const Slice& chunk, Index turn) {
     const auto all = shares(chunk);
     const Slice& mine = all[static_cast<std::size_t>(place_)];

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cerrno>
+#include <map>
 
 #include <sys/random.h>
 
+#include <weft/base/config.h>
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/transport/mesh/meeting.h>
@@ -29,7 +31,7 @@ Token random_token() {
 Meeting::Meeting(const JoinOptions& options, std::string place)
     : options_(options), place_(std::move(place)) {}
 
-Table Meeting::hold(const std::string& address, const TransportTo& transport_to,
+Table Meeting::hold(const std::string& address, const Connector& connector,
                     Deadline deadline) const {
   try {
     if (address.size() > kMaxAddress)
@@ -37,7 +39,7 @@ Table Meeting::hold(const std::string& address, const TransportTo& transport_to,
                                           std::to_string(kMaxAddress) + " bytes");
     options_.store->set(address_key(options_.rank), encode_address(address));
     if (options_.rank == 0) {
-      const Table table = collect(address, transport_to, deadline);
+      const Table table = collect(address, connector, deadline);
       options_.store->set(kTableKey, encode(table));
       return table;
     }
@@ -52,9 +54,9 @@ Table Meeting::hold(const std::string& address, const TransportTo& transport_to,
   }
 }
 
-Table Meeting::collect(const std::string& own, const TransportTo& transport_to,
+Table Meeting::collect(const std::string& own, const Connector& connector,
                        Deadline deadline) const {
-  Table table{random_token(), {}, {own}};
+  Table table{random_token(), {}, {own}, {}};
   for (int rank = 1; rank < options_.size; ++rank) {
     auto address = address_of(rank, deadline);
     if (!address) {
@@ -62,11 +64,12 @@ Table Meeting::collect(const std::string& own, const TransportTo& transport_to,
       options_.store->set(kTableKey, encode_refusal(why.text()));
       throw why.with_ranks({rank});
     }
-    const std::string transport = transport_to(address.value());
+    const std::string transport = connector.transport_to(address.value());
     if (rank == 1) table.transport = transport;
     if (table.transport != transport) table.transport.clear();
     table.addresses.push_back(std::move(address).value());
   }
+  table.hosts = hosts_of(table.addresses, connector);
   return table;
 }
 
@@ -89,6 +92,27 @@ std::optional<Error> Meeting::why_locked(const Bootstrap::Bytes& value, int writ
                                   " none: give all ranks the same ProcessGroupOptions::secret, or "
                                   "none")
       .with_ranks({writer});
+}
+
+// Rank 0 decides for all, so its environment counts, and all ranks see the same hosts.
+std::vector<std::uint32_t> Meeting::hosts_of(const std::vector<std::string>& addresses,
+                                             const Connector& connector) const {
+  std::vector<std::uint32_t> hosts(addresses.size(), 0);
+  if (config().hierarchy == Hierarchy::Off) return hosts;
+  std::map<std::string, std::uint32_t> numbers;
+  for (std::size_t rank = 0; rank < addresses.size(); ++rank) {
+    const auto number = static_cast<std::uint32_t>(numbers.size());
+    hosts[rank] = numbers.emplace(connector.host_of(addresses[rank]), number).first->second;
+  }
+  if (const auto unknown = numbers.find(""); unknown != numbers.end()) {
+    const auto rank = std::find(hosts.begin(), hosts.end(), unknown->second) - hosts.begin();
+    if (numbers.size() > 1) {
+      log::debug(place_ + ": collectives are done in one level, because rank 0 does not know, or " +
+                 "cannot reach through shared memory, the host of rank " + std::to_string(rank));
+    }
+    return std::vector<std::uint32_t>(addresses.size(), 0);
+  }
+  return hosts;
 }
 
 Error Meeting::why_late() const {

@@ -8,7 +8,7 @@
 // refuses the others.
 #pragma once
 
-#include <functional>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -22,20 +22,20 @@ class Meeting {
   // `place` begins the texts of errors.
   Meeting(const JoinOptions& options, std::string place);
 
-  // Returns the transport that leads to an address.
-  using TransportTo = std::function<std::string(const std::string& address)>;
   // Blocks until all ranks have published their addresses. Throws Timeout, which names the ranks
   // that did not come; Protocol, which names a rank of another version; Caller, if ranks have
   // different secrets; the store's errors.
-  Table hold(const std::string& address, const TransportTo& transport_to, Deadline deadline) const;
+  Table hold(const std::string& address, const Connector& connector, Deadline deadline) const;
   // Erases this group's keys from the store. All ranks must have met before.
   void tidy() const noexcept;
 
  private:
-  Table collect(const std::string& own, const TransportTo& transport_to, Deadline deadline) const;
+  Table collect(const std::string& own, const Connector& connector, Deadline deadline) const;
   Result<std::string> address_of(int rank, Deadline deadline) const;
   // The error of a rank without a secret, if a rank with one has written the value.
   std::optional<Error> why_locked(const Bootstrap::Bytes& value, int writer) const;
+  std::vector<std::uint32_t> hosts_of(const std::vector<std::string>& addresses,
+                                      const Connector& connector) const;
   Error why_late() const;
 
   const JoinOptions& options_;

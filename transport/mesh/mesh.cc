@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/transport/mesh/meeting.h>
 #include <weft/transport/mesh/mesh.h>
@@ -69,14 +70,15 @@ std::shared_ptr<Communicator> join(const std::shared_ptr<Connector>& connector,
   } catch (const Error& error) {
     throw error.within(place);
   }
-  const auto transport_to = [&](const std::string& address) {
-    return connector->transport_to(address);
-  };
-  Table table = meeting.hold(openings->address(), transport_to, deadline);
+  Table table = meeting.hold(openings->address(), *connector, deadline);
   require_reach(*connector, table, options.rank, place);
   const auto core =
       std::make_shared<Core>(options, name_of(*connector, backend, table, options.rank),
-                             chooser_of(table.transport), openings);
+                             chooser_of(table.transport), openings, Layout(table.hosts));
+  if (options.rank == 0 && core->layout.has_levels()) {
+    log::debug(place + ": collectives are done in two levels, within and between " +
+               std::to_string(core->layout.hosts()) + " hosts");
+  }
   const auto communicator = std::make_shared<MeshCommunicator>(core);
   openings->begin(std::move(table), core, deadline);
   meet(*communicator, *openings, place, options, deadline);

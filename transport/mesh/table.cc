@@ -109,6 +109,7 @@ std::vector<std::byte> encode(const Table& table) {
   append_text(bytes, table.transport);
   little_endian::append(bytes, static_cast<std::uint32_t>(table.addresses.size()));
   for (const std::string& address : table.addresses) append_text(bytes, address);
+  for (const std::uint32_t host : table.hosts) little_endian::append(bytes, host);
   return bytes;
 }
 
@@ -142,6 +143,12 @@ Result<Table> decode_table(Bytes bytes, int ranks) {
     if (!fields.text(kMaxAddress, address))
       return refused("the store holds no valid address of rank " + std::to_string(rank));
     table.addresses.push_back(std::move(address));
+  }
+  for (std::uint32_t rank = 0; rank < count; ++rank) {
+    std::uint32_t host = 0;
+    if (!fields.number(host) || host >= count)
+      return refused("the store holds no valid host of rank " + std::to_string(rank));
+    table.hosts.push_back(host);
   }
   if (!fields.left().empty())
     return refused("the store's table of addresses is longer than its ranks");

@@ -16,6 +16,9 @@ struct Table {
   // The transport that leads from rank 0 to every other rank; empty if there are several.
   std::string transport;
   std::vector<std::string> addresses;  // by rank
+  // The host of each rank, by rank; numbers below the number of ranks. All 0: collectives are done
+  // in one level (layout.h).
+  std::vector<std::uint32_t> hosts;
 };
 
 constexpr std::size_t kMaxAddress = 8192;  // bytes of one address

@@ -29,7 +29,7 @@ constexpr int kConnectionsPerPair = 2;
 using Token = std::array<std::byte, 16>;
 
 constexpr std::uint32_t kMagic = 0x6d746677;  // "wftm"
-constexpr std::uint16_t kVersion = 5;
+constexpr std::uint16_t kVersion = 6;
 
 // Tells whether the sender of a hello uses the connection.
 enum class Answer : std::uint8_t {

@@ -196,6 +196,17 @@ class Shm final : public Transport, public Connector {
     }
   }
 
+  std::string host_of(const std::string& text) const override {
+    try {
+      const Address address = Address::parse(text);
+      const bool is_here = address.host == here_.host && address.processes == here_.processes;
+      if (is_here && why_unreachable(text)) return {};
+      return address.host + "/" + address.processes;
+    } catch (const Error&) {
+      return {};
+    }
+  }
+
   std::unique_ptr<Listener> listen(const ListenOptions& options) override {
     return std::make_unique<ShmListener>(options);
   }

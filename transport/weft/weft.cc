@@ -63,6 +63,17 @@ class Pairs final : public Connector {
     const auto offers = decode(address);
     return offers ? routes_.transport_to(offers.value()) : std::string();
   }
+  std::string host_of(const std::string& address) const override {
+    const auto offers = decode(address);
+    if (!offers) return {};
+    for (const Offer& offer : offers.value()) {
+      if (offer.transport != kShared) continue;
+      for (const auto& transport : transports_) {
+        if (transport->name() == kShared) return transport->connector()->host_of(offer.address);
+      }
+    }
+    return {};
+  }
   std::unique_ptr<Listener> listen(const ListenOptions& options) override {
     return std::make_unique<OnEach>(transports_, options);
   }

@@ -78,11 +78,16 @@ void expect_reduced(const std::vector<std::byte>& memory, Dtype dtype, ReduceOp 
   }
 }
 
-class MeshCollectives : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Mesh, MeshCollectives, testing::Values(1, 2, 3, 4));
+// The host of each rank.
+using Hosts = std::vector<int>;
+class MeshCollectives : public testing::TestWithParam<Hosts> {};
+INSTANTIATE_TEST_SUITE_P(Mesh, MeshCollectives,
+                         testing::Values(Hosts{0}, Hosts{0, 0}, Hosts{0, 0, 0}, Hosts{0, 0, 0, 0},
+                                         Hosts{0, 0, 1, 1}, Hosts{0, 0, 0, 1}, Hosts{0, 1, 0},
+                                         Hosts{0, 1, 1, 0}, Hosts{0, 1, 2, 1}));
 
 TEST_P(MeshCollectives, AllReduceIsRightForAllDtypesAndOps) {
-  run_ranks(GetParam(), [](Communicator& communicator) {
+  run_ranks_on(GetParam(), [](Communicator& communicator) {
     for (const Dtype dtype : kDtypes) {
       for (const ReduceOp op : kOps) {
         if (!communicator.can_reduce(dtype, op)) continue;
@@ -105,7 +110,7 @@ TEST_P(MeshCollectives, ResultsAreRightAroundSizeBoundaries) {
   // chunk, many chunks; for each algorithm that is chosen.
   const std::vector<std::size_t> counts{0,    1,    2,    3,    5,    15,     16,      17,
                                         4095, 4096, 4097, 8192, 8193, 40'001, 150'001, 700'001};
-  run_ranks(GetParam(), [&](Communicator& communicator) {
+  run_ranks_on(GetParam(), [&](Communicator& communicator) {
     for (const std::size_t count : counts) {
       const std::string what = std::to_string(count) + " numbers";
       auto data = memory_of(Dtype::Float32, communicator.rank(), count);
@@ -137,7 +142,7 @@ TEST_P(MeshCollectives, ResultsAreRightAroundSizeBoundaries) {
 }
 
 TEST_P(MeshCollectives, ReduceScatterOnlyReadsItsInputs) {
-  run_ranks(GetParam(), [](Communicator& communicator) {
+  run_ranks_on(GetParam(), [](Communicator& communicator) {
     constexpr std::size_t kCount = 100'003;
     const auto ranks = static_cast<std::size_t>(communicator.size());
     const auto start = memory_of(Dtype::Float64, communicator.rank(), kCount);
@@ -150,6 +155,36 @@ TEST_P(MeshCollectives, ReduceScatterOnlyReadsItsInputs) {
                 "reduce_scatter");
     expect_reduced(output, Dtype::Float64, ReduceOp::Max, communicator.size(), "reduce_scatter");
     for (const auto& input : inputs) ASSERT_EQ(input, start);
+  });
+}
+
+TEST_P(MeshCollectives, AllGatherGivesEveryRankAllParts) {
+  run_ranks_on(GetParam(), [](Communicator& communicator) {
+    const auto ranks = static_cast<std::size_t>(communicator.size());
+    for (const std::size_t count : {0u, 1u, 4097u, 300'001u}) {
+      std::vector<std::vector<std::byte>> gathered(ranks, std::vector<std::byte>(count * 2));
+      std::vector<Slice> outputs;
+      for (auto& one : gathered) outputs.push_back({one.data(), one.size(), Device::host()});
+      auto input = memory_of(Dtype::Int16, communicator.rank(), count);
+      expect_done(
+          communicator.all_gather(outputs, elements_of(input, Dtype::Int16), Pin(), Fence()),
+          "all_gather");
+      for (int rank = 0; rank < communicator.size(); ++rank) {
+        ASSERT_EQ(gathered[static_cast<std::size_t>(rank)], memory_of(Dtype::Int16, rank, count))
+            << "rank " << rank;
+      }
+    }
+  });
+}
+
+TEST_P(MeshCollectives, BarrierEndsAfterAllRanksCameToIt) {
+  std::atomic<int> came{0};
+  run_ranks_on(GetParam(), [&](Communicator& communicator) {
+    for (int round = 1; round <= 20; ++round) {
+      ++came;
+      expect_done(communicator.barrier(Fence()), "barrier");
+      ASSERT_GE(came, round * communicator.size());
+    }
   });
 }
 
@@ -183,7 +218,7 @@ TEST(Mesh, ManyRanksUseARing) {
 TEST_P(MeshCollectives, SumsHaveTheSameBitsOnAllRanks) {
   std::mutex mutex;
   std::map<std::string, std::vector<std::vector<std::byte>>> results;
-  run_ranks(GetParam(), [&](Communicator& communicator) {
+  run_ranks_on(GetParam(), [&](Communicator& communicator) {
     for (const Dtype dtype : {Dtype::Float16, Dtype::BFloat16, Dtype::Float32, Dtype::Float64}) {
       for (const std::size_t count : {7u, 1003u, 100'003u}) {
         std::vector<std::byte> data(count * size_of(dtype));
@@ -200,7 +235,7 @@ TEST_P(MeshCollectives, SumsHaveTheSameBitsOnAllRanks) {
     }
   });
   for (const auto& [what, of_ranks] : results) {
-    ASSERT_EQ(of_ranks.size(), static_cast<std::size_t>(GetParam()));
+    ASSERT_EQ(of_ranks.size(), GetParam().size());
     for (const auto& result : of_ranks) EXPECT_EQ(result, of_ranks.front()) << what;
   }
 }

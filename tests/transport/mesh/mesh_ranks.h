@@ -15,6 +15,7 @@
 
 #include <weft/base/loop_flag.h>
 #include <weft/tests/harness/memory_bootstrap.h>
+#include <weft/transport/mesh/mesh.h>
 #include <weft/transport/mesh/table.h>
 #include <weft/transport/transport.h>
 
@@ -44,15 +45,59 @@ inline std::shared_ptr<Communicator> join_inproc(const JoinOptions& options) {
   return inproc::open().value()->join(options);
 }
 
+// The connections of inproc, as if each process were on the host with this name.
+class OnHost final : public Connector {
+ public:
+  explicit OnHost(std::string host) : host_(std::move(host)) {}
+
+  Capabilities capabilities() const override { return inner().capabilities(); }
+  int preference() const override { return inner().preference(); }
+  std::optional<std::string> why_unreachable(const std::string& address) const override {
+    return inner().why_unreachable(inner_of(address));
+  }
+  std::string host_of(const std::string& address) const override {
+    return address.substr(0, address.find(' '));
+  }
+  std::unique_ptr<Listener> listen(const ListenOptions& options) override {
+    return std::make_unique<Named>(host_, inner().listen(options));
+  }
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      const ConnectOptions& options) override {
+    return inner().connect(inner_of(address), options);
+  }
+
+ private:
+  class Named final : public Listener {
+   public:
+    Named(std::string host, std::unique_ptr<Listener> inner)
+        : host_(std::move(host)), inner_(std::move(inner)) {}
+    std::string address() const override { return host_ + " " + inner_->address(); }
+
+   private:
+    const std::string host_;
+    const std::unique_ptr<Listener> inner_;
+  };
+  static std::string inner_of(const std::string& address) {
+    return address.substr(address.find(' ') + 1);
+  }
+  Connector& inner() const { return *transport_->connector(); }
+
+  const std::string host_;
+  const std::shared_ptr<Transport> transport_ = inproc::open().value();
+};
+
+using Join = std::function<std::shared_ptr<Communicator>(const JoinOptions&)>;
+
 // Runs the body on a thread for each rank. No rank leaves before all bodies have returned.
 inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
-                      std::chrono::milliseconds timeout = kTimeout) {
+                      std::chrono::milliseconds timeout = kTimeout,
+                      const Join& join = join_inproc) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        const auto communicator = join_inproc(options_of(rank, ranks, store, timeout));
+        const auto communicator = join(options_of(rank, ranks, store, timeout));
         body(*communicator);
         store->set("end/" + std::to_string(rank), {});
         for (int other = 0; other < ranks; ++other)
@@ -64,6 +109,16 @@ inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// The same with ranks that lie on these hosts.
+inline void run_ranks_on(const std::vector<int>& hosts,
+                         const std::function<void(Communicator&)>& body) {
+  run_ranks(static_cast<int>(hosts.size()), body, kTimeout, [&](const JoinOptions& options) {
+    const int host = hosts[static_cast<std::size_t>(options.rank)];
+    return mesh::join(std::make_shared<OnHost>(std::to_string(host)), "inproc", options,
+                      [](const std::string&) { return Chooser(choose); });
+  });
 }
 
 inline void expect_done(const Op& op, const std::string& what) {

@@ -12,7 +12,7 @@ namespace {
 using testing::HasSubstr;
 
 Table table() {
-  Table made{{}, "shm", {"an address", "", "another\none"}};
+  Table made{{}, "shm", {"an address", "", "another\none"}, {0, 1, 0}};
   made.token[3] = std::byte{9};
   return made;
 }
@@ -23,6 +23,7 @@ TEST(MeshTable, ReadsWhatItWrote) {
   EXPECT_EQ(read.value().token, table().token);
   EXPECT_EQ(read.value().transport, "shm");
   EXPECT_EQ(read.value().addresses, table().addresses);
+  EXPECT_EQ(read.value().hosts, table().hosts);
   EXPECT_EQ(decode_address(encode_address("an address")).value(), "an address");
 }
 
@@ -40,6 +41,12 @@ TEST(MeshTable, RefusesWhatIsCutOrTooLong) {
   bytes.push_back(std::byte{0});
   EXPECT_FALSE(decode_table(bytes, 3));
   EXPECT_FALSE(decode_address(encode_address(std::string(kMaxAddress + 1, 'a'))));
+}
+
+TEST(MeshTable, RefusesAHostBeyondTheRanks) {
+  Table made = table();
+  made.hosts[1] = 3;
+  EXPECT_THAT(decode_table(encode(made), 3).error().text(), HasSubstr("no valid host of rank 1"));
 }
 
 TEST(MeshTable, RefusesOneKindForAnother) {

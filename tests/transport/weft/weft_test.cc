@@ -38,10 +38,15 @@ struct Published {
   std::mutex mutex;
   std::map<int, std::string> addresses;  // as they were published
   std::vector<std::string> keys;
+  Bootstrap::Bytes published_table;
 
   std::string address_of(int rank) {
     std::lock_guard lock(mutex);
     return addresses.at(rank);
+  }
+  Bootstrap::Bytes table() {
+    std::lock_guard lock(mutex);
+    return published_table;
   }
   std::vector<std::string> left() {
     std::lock_guard lock(mutex);
@@ -67,6 +72,7 @@ class StoreOfRank final : public Bootstrap {
     {
       std::lock_guard lock(published_->mutex);
       published_->keys.push_back(key);
+      if (key == "mesh/table") published_->published_table = value;
       if (key.starts_with(kAddress)) {
         published_->addresses[std::stoi(key.substr(kAddress.size()))] =
             mesh::decode_address(value).value();
@@ -158,6 +164,12 @@ std::vector<Told> exchange(
         EXPECT_TRUE(op.done().synchronize(Deadline::in(kLong)));
         EXPECT_FALSE(op.error()) << op.error()->what();
         mine.after = transports_of(*communicator);
+        std::vector<float> sums(100'000, static_cast<float>(rank));
+        const Op sum = communicator->all_reduce(
+            {{sums.data(), sums.size() * sizeof(float), Device::host()}, Dtype::Float32},
+            ReduceOp::Sum, Pin(), Fence());
+        EXPECT_TRUE(sum.done().synchronize(Deadline::in(kLong)));
+        EXPECT_THAT(sums, Each(0 + 1 + 2 + 3));
         published->store.set("end/" + std::to_string(rank), {});  // none closes before all have
         for (int other = 0; other < kRanks; ++other)
           published->store.get("end/" + std::to_string(other), Deadline::in(kLong));
@@ -218,6 +230,27 @@ TEST(WeftBackend, PairsProveTheSecretOverAnyTransport) {
       published);
   EXPECT_THAT(told[0].after, ElementsAre("shm", "tcp", "tcp"));
   EXPECT_THAT(told[2].after, ElementsAre("tcp", "tcp", "shm"));
+}
+
+TEST(WeftBackend, RankZeroTellsAllRanksTheirHosts) {
+  const auto hosts_of = [](const View& view) {
+    const auto published = std::make_shared<Published>();
+    exchange(view, published);
+    const auto table = mesh::decode_table(published->table(), kRanks);
+    EXPECT_TRUE(table);
+    return table ? table.value().hosts : std::vector<std::uint32_t>();
+  };
+  EXPECT_THAT(hosts_of(nullptr), Each(0));
+  EXPECT_THAT(hosts_of([](int, int whose, const std::string& address) {
+                return whose % 2 == 0 ? address : elsewhere(address);
+              }),
+              ElementsAre(0, 1, 0, 1));
+  // A host that is not known makes all collectives flat.
+  EXPECT_THAT(
+      hosts_of([](int, int whose, const std::string& address) {
+        return whose == 1 ? without_shm(address) : whose == 2 ? elsewhere(address) : address;
+      }),
+      Each(0));
 }
 
 TEST(WeftBackend, PairsOfARankWithoutShmUseTcp) {
