@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include <weft/transport/mesh/algorithms.h>
+#include <weft/transport/mesh/levels.h>
 
 namespace weft::transport::mesh {
 
@@ -98,16 +98,26 @@ Index send_in_window(Plan& plan, Window& window, int peer, std::size_t chunk, co
 // bitwise equal. A rank sends a copy, because the result may be written before all sends are done.
 void all_reduce_direct(Plan& plan, const Job& job, Scratch& scratch) {
   std::byte* const data = address(job.data);
-  const std::size_t bytes = job.data.bytes;
-  std::byte* const copy = plan.scratch(bytes, scratch);
-  const Index copied = copy_first(plan, copy, data, bytes);
-  for_each_peer_in_turn(job, [&](int peer) { plan.after(copied, plan.send(peer, copy, bytes)); });
-  const Index sum = plan.fold({.own = data,
+  std::size_t bytes = job.data.bytes;
+  const std::byte* own = data;
+  const std::byte* sent = job.wide;
+  Index copied = Plan::kNone;
+  if (sent == nullptr) {
+    std::byte* const copy = plan.scratch(bytes, scratch);
+    copied = copy_first(plan, copy, data, bytes);
+    sent = copy;
+  } else {
+    own = job.wide;
+    bytes = bytes / size_of(job.call.dtype) * sizeof(float);
+  }
+  for_each_peer_in_turn(job, [&](int peer) { plan.after(copied, plan.send(peer, sent, bytes)); });
+  const Index sum = plan.fold({.own = own,
                                .out = data,
                                .bytes = bytes,
                                .others = static_cast<std::uint32_t>(job.ranks - 1),
                                .own_position = static_cast<std::uint32_t>(job.rank),
-                               .scale = scale_of(job)});
+                               .scale = scale_of(job),
+                               .precision = job.precision});
   for_each_peer(job, [&](int peer) { plan.after(copied, plan.add(sum, peer)); });
 }
 
@@ -355,7 +365,8 @@ void reduce_direct(Plan& plan, const Job& job, std::size_t chunk_bytes) {
                                  .out = out,
                                  .bytes = part.bytes,
                                  .others = static_cast<std::uint32_t>(job.ranks - 1),
-                                 .scale = scale_of(job)});
+                                 .scale = scale_of(job),
+                                 .precision = job.precision});
     for_each_peer(job, [&](int peer) { plan.add(sum, peer); });
   }
 }
@@ -381,7 +392,8 @@ void reduce_to_owners(Plan& plan, const Job& job, std::span<const Cut> parts, co
                                    .out = address(result.chunk(0, k)),
                                    .bytes = mine.bytes,
                                    .others = static_cast<std::uint32_t>(job.ranks - 1),
-                                   .scale = scale_of(job)});
+                                   .scale = scale_of(job),
+                                   .precision = job.precision});
       for_each_peer(job, [&](int peer) { reduced = plan.add(sum, peer); });
     }
     then(k, reduced);
@@ -520,9 +532,11 @@ void write_alone(Plan& plan, const Job& job) {
 void write(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch) {
   plan.clear(job.ranks);
   plan.arithmetic = arithmetic_of(job.call.dtype, job.call.op, job.ranks);
-  const bool in_levels =
-      choice.algorithm == Algorithm::Leaders || choice.algorithm == Algorithm::Slices;
-  in_levels ? append_levels(plan, job, choice, scratch) : append(plan, job, choice, scratch);
+  const bool has_parts = job.call.kind == Kind::AllGather || job.call.kind == Kind::ReduceScatter;
+  if (choice.algorithm == Algorithm::Leaders) return append_by_leaders(plan, job, scratch);
+  if (choice.algorithm != Algorithm::Slices) return append(plan, job, choice, scratch);
+  has_parts ? append_in_parts(plan, job, choice.chunk_bytes, scratch)
+            : append_in_slices(plan, job, choice.chunk_bytes, scratch);
 }
 
 void append(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch) {

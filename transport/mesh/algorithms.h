@@ -25,13 +25,15 @@ struct Job {
   int averaged = 0;
   // In a stage: where a Direct reduce puts its result; null: in `data`.
   std::byte* result = nullptr;
+  // In a stage: Direct reductions and reduce_scatter may widen or narrow. A Direct all_reduce that
+  // narrows reads the fp32 numbers at `wide`, which stay as they are, and writes to `data`.
+  Precision precision = Precision::Whole;
+  const std::byte* wide = nullptr;
 };
 
 // Writes the plan. Requires that `choice` is an algorithm of the collective's kind.
 void write(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch);
 // Adds the steps of a job among the members of the plan's stage.
 void append(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch);
-// Adds the steps of a collective in two levels: within the hosts, and between them (hierarchy.cc).
-void append_levels(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch);
 
 }  // namespace weft::transport::mesh

@@ -78,25 +78,25 @@ Choice choose_where(const Call& call, const Arithmetic& arithmetic, int ranks, b
   return {};
 }
 
-bool is_for_leaders(std::size_t bytes, int hosts) {
-  return bytes <= (hosts >= kManyHosts ? kDoublingBytes
-                                       : kDirectBytes / static_cast<std::size_t>(hosts - 1));
+// Partial sums in fp32 go to all other leaders (leaders.cc).
+bool is_for_leaders(std::size_t bytes, int hosts, bool is_wide) {
+  const bool in_pairs = hosts >= kManyHosts && !is_wide;
+  return bytes <= (in_pairs ? kDoublingBytes : kDirectBytes / static_cast<std::size_t>(hosts - 1));
 }
 
 }  // namespace
 
 Choice choose_in_levels(const Call& call, const Arithmetic& arithmetic, const Layout& layout,
                         int ranks, const Chooser& chooser) {
-  // The levels send partial sums, which would be twice as long in fp32.
-  if (!layout.has_levels() || (reduces(call.kind) && arithmetic.wide))
-    return chooser(call, arithmetic, ranks);
+  if (!layout.has_levels()) return chooser(call, arithmetic, ranks);
   const auto bytes = static_cast<std::size_t>(call.bytes);
   const auto slices = static_cast<std::size_t>(layout.slices());
   switch (call.kind) {
     case Kind::AllReduce:
     case Kind::Broadcast:
     case Kind::Reduce:
-      if (is_for_leaders(bytes, layout.hosts())) return {Algorithm::Leaders};
+      if (is_for_leaders(bytes, layout.hosts(), reduces(call.kind) && arithmetic.wide))
+        return {Algorithm::Leaders};
       return {Algorithm::Slices, slices * chunk_of(bytes / slices)};
     case Kind::AllGather: return {Algorithm::Slices, chunk_of(bytes)};
     case Kind::ReduceScatter:

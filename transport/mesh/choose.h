@@ -27,7 +27,7 @@ enum class Algorithm {
   // Like Doubling, but exchanges halves, quarters, … of the memory, and then the results on the
   // same way back.
   Halving,
-  // In two levels (hierarchy.cc): the ranks of each host give one of them their data; these leaders
+  // In two levels (levels.h): the ranks of each host give one of them their data; these leaders
   // do the collective over the network, and give the ranks of their hosts the result.
   Leaders,
   // In two levels: like Leaders, but each rank of a host leads for one slice of the memory, so that

@@ -105,6 +105,8 @@ void Collectives::run(Plan::Index index) {
     case Plan::Action::Send: return send(index);
     case Plan::Action::Copy:
       if (step.bytes > 0) std::memmove(step.data, step.from, step.bytes);
+      if (step.fold != Plan::kNone)
+        current_->plan.folds()[step.fold].add_none(current_->plan.arithmetic, core_.scratch);
       return done(step);
     case Plan::Action::Receive:
     case Plan::Action::Fold: return consider(step.peer);
@@ -191,7 +193,7 @@ void Collectives::take(int peer, Plan::Step& step) {
   }
   Fold& fold = plan.folds()[step.fold];
   const bool reads_in_place =
-      step.bytes == 0 || (in_place != nullptr && is_aligned(in_place, plan.arithmetic.dtype));
+      step.bytes == 0 || (in_place != nullptr && is_aligned(in_place, fold.takes(plan.arithmetic)));
   if (reads_in_place) {
     fold.add(in_place, plan.arithmetic, core_.scratch);
     if (core_.ended(core_.discard(peer, Traffic::Collectives), std::move(ended))) done(step);

@@ -28,15 +28,16 @@ Arithmetic arithmetic_of(Dtype dtype, ReduceOp op, int ranks) {
   return {dtype, op, is_short_float && rounds && (ranks > 2 || op == ReduceOp::Avg)};
 }
 
-std::size_t Fold::wide_bytes(const Arithmetic& arithmetic) const {
-  return place_.bytes / size_of(arithmetic.dtype) * sizeof(float);
-}
-
 void Fold::add(const std::byte* numbers, const Arithmetic& arithmetic, Scratch& scratch) {
   if (taken_ == place_.own_position) take(place_.own, arithmetic, scratch);
   take(numbers, arithmetic, scratch);
   if (taken_ == place_.own_position) take(place_.own, arithmetic, scratch);
   if (taken_ == place_.others + 1) finish(arithmetic, scratch);
+}
+
+void Fold::add_none(const Arithmetic& arithmetic, Scratch& scratch) {
+  take(place_.own, arithmetic, scratch);
+  finish(arithmetic, scratch);
 }
 
 void Fold::take(const std::byte* numbers, const Arithmetic& arithmetic, Scratch& scratch) {
@@ -60,29 +61,40 @@ void Fold::take(const std::byte* numbers, const Arithmetic& arithmetic, Scratch&
 }
 
 void Fold::take_wide(const std::byte* numbers, const Arithmetic& arithmetic, Scratch& scratch) {
-  const std::size_t bytes_each = size_of(arithmetic.dtype);
-  const std::size_t elements = place_.bytes / bytes_each;
-  if (!block_) {
-    block_ = scratch.take(wide_bytes(arithmetic));
-    cast(numbers, arithmetic.dtype, block_.get(), Dtype::Float32, elements, 1);
-    return;
+  const Dtype dtype = takes(arithmetic);
+  const std::size_t count = elements(arithmetic);
+  if (so_far_ == nullptr) {
+    std::byte* sum = place_.out;
+    if (place_.precision != Precision::Widens) {
+      block_ = scratch.take(count * sizeof(float));
+      sum = block_.get();
+    }
+    so_far_ = sum;
+    if (dtype == Dtype::Float32) return static_cast<void>(std::memcpy(sum, numbers, place_.bytes));
+    return cast(numbers, dtype, sum, Dtype::Float32, count, 1);
+  }
+  std::byte* const sum = block_ ? block_.get() : place_.out;
+  if (dtype == Dtype::Float32) {
+    return kernels::reduce(slice_of(sum, place_.bytes), slice_of(numbers, place_.bytes),
+                           Dtype::Float32, arithmetic.op);
   }
   constexpr std::size_t kAtOnce = 2048;  // elements; fits the L1 cache
   alignas(64) std::byte widened[kAtOnce * sizeof(float)];
-  for (std::size_t done = 0; done < elements; done += kAtOnce) {
-    const std::size_t count = std::min(kAtOnce, elements - done);
-    cast(numbers + done * bytes_each, arithmetic.dtype, widened, Dtype::Float32, count, 1);
-    kernels::reduce(slice_of(block_.get() + done * sizeof(float), count * sizeof(float)),
-                    slice_of(widened, count * sizeof(float)), Dtype::Float32, arithmetic.op);
+  for (std::size_t done = 0; done < count; done += kAtOnce) {
+    const std::size_t some = std::min(kAtOnce, count - done);
+    cast(numbers + done * size_of(dtype), dtype, widened, Dtype::Float32, some, 1);
+    kernels::reduce(slice_of(sum + done * sizeof(float), some * sizeof(float)),
+                    slice_of(widened, some * sizeof(float)), Dtype::Float32, arithmetic.op);
   }
 }
 
 void Fold::finish(const Arithmetic& arithmetic, Scratch& scratch) {
   if (place_.bytes == 0) return;
   if (arithmetic.wide) {
-    cast(block_.get(), Dtype::Float32, place_.out, arithmetic.dtype,
-         place_.bytes / size_of(arithmetic.dtype), place_.scale);
-    scratch.give(std::move(block_), wide_bytes(arithmetic));
+    if (!block_) return;  // it widens, into the memory of the result
+    const std::size_t count = elements(arithmetic);
+    cast(block_.get(), Dtype::Float32, place_.out, arithmetic.dtype, count, place_.scale);
+    scratch.give(std::move(block_), count * sizeof(float));
     return;
   }
   if (block_) scratch.give(std::move(block_), place_.bytes);

@@ -71,6 +71,12 @@ Plan::Index Plan::add(Index fold, int peer) {
   return step;
 }
 
+Plan::Index Plan::convert(const Fold::Operands& place) {
+  const Index step = copy(nullptr, nullptr, 0);
+  steps_[step].fold = fold(place);
+  return step;
+}
+
 void Plan::after(Index earlier, Index later) {
   if (earlier == kNone) return;
   links_.push_back({later, steps_[earlier].first_link});

@@ -31,11 +31,11 @@ class Plan {
   struct Step {
     Action action = Action::Copy;
     State state = State::Waiting;
-    std::int32_t peer = -1;       // none for a copy
-    std::uint32_t number = 0;     // of the part; counted per peer and direction
-    std::uint32_t waits_for = 0;  // steps
-    Index first_link = kNone;     // list of the steps that wait for this one
-    Index fold = kNone;
+    std::int32_t peer = -1;           // none for a copy
+    std::uint32_t number = 0;         // of the part; counted per peer and direction
+    std::uint32_t waits_for = 0;      // steps
+    Index first_link = kNone;         // list of the steps that wait for this one
+    Index fold = kNone;               // of a fold; of a copy that converts
     std::byte* data = nullptr;        // source of a send; destination of a receive or copy
     const std::byte* from = nullptr;  // of a copy
     std::size_t bytes = 0;
@@ -72,6 +72,8 @@ class Plan {
   // Begins a reduction. Parts from peers are reduced in the order of the add() calls.
   Index fold(const Fold::Operands& place);
   Index add(Index fold, int peer);
+  // Reduces this rank's numbers alone, which converts them.
+  Index convert(const Fold::Operands& place);
   // Makes `later` wait until `earlier` is done. kNone as `earlier` adds no wait.
   void after(Index earlier, Index later);
   // Takes memory from the pool and keeps it until release().

@@ -54,9 +54,11 @@ class World {
   // Runs until no step can run any more.
   void run() {
     for (int rank = 0; rank < ranks(); ++rank) {
+      std::vector<Plan::Index> first;
       for (Plan::Index i = 0; i < of(rank).plan.steps().size(); ++i) {
-        if (of(rank).plan.steps()[i].waits_for == 0) release(rank, i);
+        if (of(rank).plan.steps()[i].waits_for == 0) first.push_back(i);
       }
+      for (const Plan::Index i : first) release(rank, i);
     }
     for (auto turns = turns_that_can(); !turns.empty(); turns = turns_that_can()) {
       const auto [from, to] = turns[random_() % turns.size()];
@@ -86,6 +88,10 @@ class World {
       queues_[{rank, step.peer}].push_back(index);
     } else if (step.action == Plan::Action::Copy) {
       if (step.bytes > 0) std::memmove(step.data, step.from, step.bytes);
+      if (step.fold != Plan::kNone) {
+        Plan& plan = of(rank).plan;
+        plan.folds()[step.fold].add_none(plan.arithmetic, of(rank).scratch);
+      }
       done(rank, index);
     }
   }
