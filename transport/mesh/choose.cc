@@ -26,8 +26,8 @@ constexpr std::size_t kLentBytes = 4 << 20, kLentChunk = 2 << 20;
 // Chunks in a block: filling the pipeline costs one chunk, an eighth of the block.
 constexpr std::size_t kChunksWanted = 8;
 // In two levels. Not measured; the reasons are those of the sizes above, with hosts in place of
-// ranks. Up to kDirectBytes, sent by one leader to all others together, or with many hosts up to
-// kDoublingBytes, trips over the network cost more than its bytes, and leaders need the fewest
+// ranks. Up to kDoublingBytes, sent by one leader to all others together, or in pairs where there
+// are many hosts, trips over the network cost more than its bytes, and leaders need the fewest
 // trips and messages. Above, all ranks of a host share its bytes in slices.
 
 std::size_t chunk_of(std::size_t block_bytes) {
@@ -81,7 +81,7 @@ Choice choose_where(const Call& call, const Arithmetic& arithmetic, int ranks, b
 // Partial sums in fp32 go to all other leaders (leaders.cc).
 bool is_for_leaders(std::size_t bytes, int hosts, bool is_wide) {
   const bool in_pairs = hosts >= kManyHosts && !is_wide;
-  return bytes <= (in_pairs ? kDoublingBytes : kDirectBytes / static_cast<std::size_t>(hosts - 1));
+  return bytes <= kDoublingBytes / (in_pairs ? 1 : static_cast<std::size_t>(hosts - 1));
 }
 
 }  // namespace

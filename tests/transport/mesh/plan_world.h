@@ -36,6 +36,7 @@ class World {
   }
 
   void plan(const Call& call, const Choice& choice) {
+    depths_.resize(members.size());
     for (int rank = 0; rank < ranks(); ++rank) {
       Member& member = of(rank);
       for (auto& input : member.inputs) member.input_slices.push_back(slice_of(input));
@@ -48,6 +49,7 @@ class World {
                     .outputs = member.output_slices,
                     .layout = layout_};
       write(member.plan, job, choice, member.scratch);
+      depths_[static_cast<std::size_t>(rank)].assign(member.plan.steps().size(), 0);
     }
   }
 
@@ -79,6 +81,7 @@ class World {
   Member& of(int rank) { return members[static_cast<std::size_t>(rank)]; }
   std::vector<Member> members;
   std::vector<std::size_t> crossed;  // bytes to other hosts, by host
+  int trips = 0;  // most messages between hosts, each of which waited for another
 
  private:
   void release(int rank, Plan::Index index) {
@@ -102,6 +105,7 @@ class World {
     for (Plan::Index link = plan.steps()[index].first_link; link != Plan::kNone;
          link = plan.links()[link].next) {
       const Plan::Index later = plan.links()[link].step;
+      depth_of(rank, later) = std::max(depth_of(rank, later), depth_of(rank, index));
       if (--plan.steps()[later].waits_for == 0) release(rank, later);
     }
   }
@@ -128,10 +132,13 @@ class World {
     const Plan::Index index = queue.front();
     queue.erase(queue.begin());
     const Plan::Step& source = of(from).plan.steps()[index];
-    if (layout_ != nullptr && layout_->host_of(from) != layout_->host_of(to))
-      crossed[static_cast<std::size_t>(layout_->host_of(from))] += source.bytes;
+    const bool crosses = layout_ != nullptr && layout_->host_of(from) != layout_->host_of(to);
+    if (crosses) crossed[static_cast<std::size_t>(layout_->host_of(from))] += source.bytes;
     Plan& plan = of(to).plan;
     Plan::Step& target = *plan.expected(from, source.number);
+    int& depth = depth_of(to, plan.index_of(target));
+    depth = std::max(depth, depth_of(from, index) + (crosses ? 1 : 0));
+    trips = std::max(trips, depth);
     if (target.action == Plan::Action::Fold) {
       plan.folds()[target.fold].add(source.data, plan.arithmetic, of(to).scratch);
     } else if (target.bytes > 0) {
@@ -142,6 +149,12 @@ class World {
   }
 
   std::map<std::pair<int, int>, std::vector<Plan::Index>> queues_;
+  // Number of messages between hosts that a step has waited for, one after the other.
+  int& depth_of(int rank, Plan::Index step) {
+    return depths_[static_cast<std::size_t>(rank)][step];
+  }
+
+  std::vector<std::vector<int>> depths_;  // by rank and step
   std::mt19937 random_;
   const Layout* layout_ = nullptr;
 };
