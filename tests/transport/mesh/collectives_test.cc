@@ -188,6 +188,19 @@ TEST_P(MeshCollectives, BarrierEndsAfterAllRanksCameToIt) {
   });
 }
 
+// Rank 0 exchanges nothing with rank 3, which is on the other host in another place.
+TEST(Mesh, LossOfARankEndsCollectivesInTwoLevelsOnAllRanks) {
+  run_ranks_on({0, 0, 1, 1}, [](Communicator& communicator) {
+    if (communicator.rank() == 3)
+      return communicator.abort(Error(Blame::Cancelled, "the test aborts it"));
+    // Connections may read it after the operation has failed.
+    const auto data = std::make_shared<std::vector<float>>(1 << 20, 1.f);
+    const Op op =
+        communicator.all_reduce(elements_of(*data, Dtype::Float32), ReduceOp::Sum, data, Fence());
+    EXPECT_EQ(expect_failed(op, "all_reduce without rank 3").blame(), Blame::PeerLost);
+  });
+}
+
 TEST(Mesh, ManyRanksUseARing) {
   run_ranks(10, [](Communicator& communicator) {
     for (const std::size_t count : {1u, 3u, 20'001u}) {
