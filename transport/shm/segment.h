@@ -49,6 +49,8 @@ class Segment {
   ~Segment();
 
   const Descriptor& memory() const { return memory_; }
+  // Closes the descriptor, for when the other side has its own: the mapping stays.
+  void let_memory_go() { memory_ = Descriptor(); }
   RingWriter writer() const;
   RingReader reader() const;
   LoanControl* lent() const;      // by this side

@@ -66,7 +66,7 @@ struct ShmStream::Shared {
                              std::memory_order_release);
   }
 
-  const Segment segment;
+  Segment segment;
   const std::string peer;
   RingWriter writer;  // used by the thread that writes
   RingReader reader;  // used on the loop
@@ -137,6 +137,7 @@ struct ShmStream::Shared {
 
 ShmStream::ShmStream(Segment segment, Descriptor socket, std::string peer)
     : shared_(std::make_shared<Shared>(std::move(segment), std::move(peer))) {
+  shared_->segment.let_memory_go();
   shared_->socket = std::move(socket);
   shared_->token_socket = shared_->socket.get();
 }
@@ -178,6 +179,7 @@ void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& 
       self->socket = std::move(*connected);
     }
     if (self->socket && self->segment.pass_to(self->socket)) {
+      self->segment.let_memory_go();
       self->token_socket = self->socket.get();
       watch_socket(self, loop);
       // The kernel has taken the segment, but a process that is stopped or has a stuck loop will
