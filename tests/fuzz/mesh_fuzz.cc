@@ -4,8 +4,9 @@
 // breaks, and then every pending operation ends with an error.
 //
 // The input consists of records of 36 bytes. The first byte chooses the event: a message on one of
-// the connections (its header is the last 32 bytes, bytes 1 and 2 are its payload's size), or a
-// call of this rank. The peer is rank 1 of two.
+// the connections (its header is the last 32 bytes, bytes 1 and 2 are its payload's size), after
+// which this rank may look for a connection that it could close; or a call of this rank. The peer
+// is rank 1 of two. This rank may keep one connection of the two.
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -80,8 +81,8 @@ class Rank {
     options.size = 2;
     options.group_name = "fuzz";
     options.timeout = std::chrono::hours(1);
-    static const auto loop = std::make_shared<EventLoop>("fuzz");
-    options.loop = loop;
+    options.max_connections = 1;
+    options.loop = std::make_shared<EventLoop>("fuzz", EventLoop::Thread::Given);  // nothing runs
     core_ = std::make_shared<Core>(options, "scripted");
     communicator_ = std::make_unique<MeshCommunicator>(core_);
     for (const Traffic traffic : {Traffic::Collectives, Traffic::Messages}) {
@@ -95,6 +96,8 @@ class Rank {
     Scripted& connection = *connections_[static_cast<std::size_t>(traffic)];
     if (connection.can_deliver()) connection.deliver(*core_, traffic, header, payload, in_place);
   }
+
+  void look() { core_->post(event::Look()); }
 
   void call(unsigned which, std::size_t bytes) {
     const auto memory = std::make_shared<std::vector<std::byte>>(bytes * 2 + 16);
@@ -155,6 +158,7 @@ Outcome fuzz_mesh(Bytes input) {
       const std::size_t cut = std::to_integer<unsigned>(input[3]) % 64 == 63 ? 5 : 0;
       rank.message(static_cast<Traffic>(what & 1), input.subspan(4, kHeaderBytes - cut), bytes,
                    (what & 2) != 0);
+      if ((what & 4) != 0) rank.look();
     } else {
       rank.call(what, bytes);
     }

@@ -27,6 +27,14 @@ void add_message(Input& input, Traffic traffic, bool in_place, std::size_t paylo
   add_record(input, static_cast<unsigned>(traffic) | (in_place ? 2u : 0u), payload, header);
 }
 
+// After it, this rank looks for a connection that it could close.
+void add_closing(Input& input, Traffic traffic, ClosingStep step) {
+  Header header;
+  header.type = Type::Closing;
+  header.number = static_cast<std::uint32_t>(step);
+  add_record(input, static_cast<unsigned>(traffic) | 4u, 0, header);
+}
+
 // The first byte of a record that stands for the target's call of that number.
 unsigned call_number(unsigned which) { return 135 + which; }
 
@@ -40,7 +48,8 @@ Header message(Type type, std::uint64_t bytes, int tag, std::uint64_t number) {
   return header;
 }
 
-// Calls of every kind and the peer's parts in them. It ends with no operation pending.
+// Calls of every kind and the peer's parts in them, and steps of closing. It ends with no operation
+// pending.
 Input dialogue(bool in_place, bool peer_first) {
   Input input;
   constexpr std::size_t kBytes = 64;
@@ -68,6 +77,7 @@ Input dialogue(bool in_place, bool peer_first) {
   collective(3, {Kind::AllGather, Dtype::UInt8, ReduceOp::Sum, 0, kBytes}, kBytes);
   collective(4, {Kind::AllToAll, Dtype::UInt8, ReduceOp::Sum, 0, 0}, kBytes);
   collective(5, {Kind::Barrier, Dtype::UInt8, ReduceOp::Sum, 0, 0}, 0);
+  add_closing(input, Traffic::Messages, ClosingStep::Ask);
   add_record(input, call_number(7), kBytes);  // recv
   add_message(input, Traffic::Messages, in_place, kBytes, message(Type::Eager, kBytes, 0, 0));
   add_message(input, Traffic::Messages, in_place, kBytes, message(Type::Eager, kBytes, 1, 0));
@@ -75,8 +85,17 @@ Input dialogue(bool in_place, bool peer_first) {
   add_message(input, Traffic::Messages, in_place, 0, message(Type::Request, kLarge, 0, 9));
   add_record(input, call_number(7), kLarge);
   add_message(input, Traffic::Messages, in_place, kLarge, message(Type::Payload, kLarge, 0, 9));
-  add_record(input, call_number(6), kLarge);  // send
+  add_record(input, call_number(6), kLarge);                // send
+  add_closing(input, Traffic::Messages, ClosingStep::Ask);  // is refused: the send waits
   add_message(input, Traffic::Messages, in_place, 0, message(Type::Clear, 0, 0, 3));
+  // This rank has asked for the connection that it has not used for longer, then asks for the
+  // other.
+  add_closing(input, Traffic::Collectives, ClosingStep::Refuse);
+  add_closing(input, Traffic::Messages, ClosingStep::Refuse);
+  add_closing(input, Traffic::Collectives, ClosingStep::Idle);
+  add_closing(input, Traffic::Collectives, ClosingStep::Agree);
+  add_record(input, call_number(7), kBytes);
+  add_message(input, Traffic::Messages, in_place, kBytes, message(Type::Eager, kBytes, 0, 0));
   return input;
 }
 
@@ -84,7 +103,7 @@ TEST(MeshFuzz, ValidDialogueEndsEveryOperation) {
   for (const bool in_place : {true, false}) {
     for (const bool peer_first : {true, false}) {
       const Outcome outcome = fuzz_mesh(dialogue(in_place, peer_first));
-      EXPECT_EQ(outcome.done, 10u);
+      EXPECT_EQ(outcome.done, 11u);
       EXPECT_EQ(outcome.failed, 0u);
       EXPECT_EQ(outcome.pending, 0u);
     }

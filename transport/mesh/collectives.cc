@@ -259,6 +259,17 @@ void Collectives::lost(int peer) {
   }
 }
 
+void Collectives::mark_busy(std::vector<bool>& busy) const {
+  for (std::size_t peer = 0; peer < held_.size(); ++peer) {
+    if (held_[peer].is_here) busy[peer] = true;
+  }
+  if (!current_) return;
+  for (const Plan::Step& step : current_->plan.steps()) {
+    if (step.peer >= 0 && step.state != Plan::State::Done)
+      busy[static_cast<std::size_t>(step.peer)] = true;
+  }
+}
+
 Error Collectives::why_late() const {
   std::vector<int> missing;
   for (int peer = 0; peer < core_.ranks; ++peer) {

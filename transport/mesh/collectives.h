@@ -33,6 +33,8 @@ class Collectives {
   // Ends that operation too, after the connections have been closed.
   void let_go() noexcept;
 
+  // Sets the peers that the current operation still needs, and those whose message waits here.
+  void mark_busy(std::vector<bool>& busy) const;
   // The deadline of the current operation.
   Deadline deadline() const { return current_ ? current_->deadline : Deadline::never(); }
   Error why_late() const;

@@ -29,7 +29,8 @@ Core::Core(const JoinOptions& options, std::string backend_name, Chooser with,
       chooser(std::move(with)),
       layout(std::move(hosts)),
       openings_(std::move(openings)),
-      peers_(static_cast<std::size_t>(options.size)) {}
+      peers_(static_cast<std::size_t>(options.size)),
+      closings_(*this, options.max_connections) {}
 
 std::shared_ptr<Operation> Core::fresh_operation() {
   if (idle_.empty()) return std::make_shared<Operation>();
@@ -107,24 +108,27 @@ void Core::expect(int peer, Traffic at, Openings::When when) noexcept {
 Op Core::send(int peer, Traffic at, const Header& header, const Slice& payload, Pin pin) noexcept {
   Connection* const connection = connection_of(peer, at);
   const EncodedHeader bytes = encode(header);
-  if (connection == nullptr) {
+  if (connection == nullptr || closings_.holds(peer, at)) {
     Peer& other = peers_[static_cast<std::size_t>(peer)];
     if (other.lost) return Op::failed(*other.lost);
     auto& unsent = other.unsent[static_cast<std::size_t>(at)];
     unsent.push_back({bytes, payload, std::move(pin), Completion(Pin(), flag())});
     return unsent.back().completion.op();
   }
-  return connection->send(bytes, {&payload, payload.bytes > 0 ? std::size_t{1} : 0}, std::move(pin),
-                          Fence());
+  return closings_.sent(peer, at,
+                        connection->send(bytes, {&payload, payload.bytes > 0 ? std::size_t{1} : 0},
+                                         std::move(pin), Fence()));
 }
 
 Op Core::accept(int peer, Traffic at, const Slice& destination, Pin pin) noexcept {
-  return connection_of(peer, at)->accept({&destination, destination.bytes > 0 ? std::size_t{1} : 0},
-                                         std::move(pin), Fence());
+  return closings_.accepted(
+      peer, at,
+      connection_of(peer, at)->accept({&destination, destination.bytes > 0 ? std::size_t{1} : 0},
+                                      std::move(pin), Fence()));
 }
 
 Op Core::discard(int peer, Traffic at) noexcept {
-  return connection_of(peer, at)->accept({}, Pin(), Fence());
+  return closings_.accepted(peer, at, connection_of(peer, at)->accept({}, Pin(), Fence()));
 }
 
 void Core::fail(const Error& why) {
@@ -143,14 +147,22 @@ void Core::watch(Deadline deadline) {
 void Core::on(event::Adopted& event) {
   Peer& peer = peers_[static_cast<std::size_t>(event.peer)];
   const auto at = static_cast<std::size_t>(event.traffic);
-  const auto connection = peer.connections[at] = std::move(event.connection);
+  peer.connections[at] = std::move(event.connection);
   if (peer.lost || (buried_ && silent_)) return close(event.peer);
   if (buried_) return tell(event.peer, event.traffic);  // the peer does not know yet
-  for (Unsent& message : std::exchange(peer.unsent[at], {})) {
+  closings_.opened(event.peer, event.traffic);
+  send_unsent(event.peer, event.traffic);
+}
+
+void Core::send_unsent(int peer, Traffic traffic) {
+  const auto at = static_cast<std::size_t>(traffic);
+  for (Unsent& message : std::exchange(peers_[static_cast<std::size_t>(peer)].unsent[at], {})) {
     const Slice& payload = message.payload;
-    const Op op =
-        connection->send(message.header, {&payload, payload.bytes > 0 ? std::size_t{1} : 0},
-                         std::move(message.pin), Fence());
+    const Op op = closings_.sent(
+        peer, traffic,
+        connection_of(peer, traffic)
+            ->send(message.header, {&payload, payload.bytes > 0 ? std::size_t{1} : 0},
+                   std::move(message.pin), Fence()));
     op.on_ended([op, completion = message.completion]() mutable {
       if (const auto error = op.error()) {
         completion.fail(*error);
@@ -159,6 +171,36 @@ void Core::on(event::Adopted& event) {
       }
     });
   }
+}
+
+void Core::mark_busy(Traffic traffic, std::vector<bool>& busy) const {
+  std::fill(busy.begin(), busy.end(), false);
+  traffic == Traffic::Collectives ? collectives_.mark_busy(busy) : messages_.mark_busy(busy);
+}
+
+void Core::leave(int peer, Traffic traffic) noexcept {
+  if (openings_) openings_->leave(peer, traffic);
+}
+
+void Core::stay(int peer, Traffic traffic) {
+  if (openings_) openings_->stay(peer, traffic);
+  send_unsent(peer, traffic);
+}
+
+void Core::part(int peer, Traffic traffic) {
+  Peer& other = peers_[static_cast<std::size_t>(peer)];
+  const auto at = static_cast<std::size_t>(traffic);
+  other.connections[at].reset();
+  other.expected[at] = false;
+  if (!openings_) return;
+  openings_->left(peer, traffic);
+  std::vector<bool> busy(static_cast<std::size_t>(ranks));
+  mark_busy(traffic, busy);
+  const bool has_unsent = !other.unsent[at].empty();
+  if (!has_unsent && !busy[static_cast<std::size_t>(peer)]) return;
+  // As when the operations began, see Collectives::start() and Messages::post().
+  const bool connects = traffic == Traffic::Collectives ? rank > peer : has_unsent;
+  expect(peer, traffic, connects ? Openings::When::Now : Openings::When::Later);
 }
 
 void Core::on(event::Unreachable& event) {
@@ -175,6 +217,7 @@ void Core::on(event::Arrived& event) {
   if (broken_) return;  // the connection is not received from any more and ends
   const Type type = event.message.header.type;
   if (type == Type::Failure) return heard_failure(event.peer, event.message);
+  if (closings_.arrived(event)) return;
   if ((type == Type::Collective) != (event.traffic == Traffic::Collectives)) {
     return fail(Error(Blame::Protocol, "rank " + std::to_string(event.peer) +
                                            " sent a message on the wrong connection")
@@ -201,6 +244,8 @@ void Core::heard_failure(int peer, const Message& message) {
 void Core::on(event::Closed& event) {
   Peer& peer = peers_[static_cast<std::size_t>(event.peer)];
   if (broken_ || peer.lost) return;
+  if (event.traffic && !peer.ended && closings_.ended(event.peer, *event.traffic))
+    return part(event.peer, *event.traffic);
   const auto is_other = [&](Traffic traffic) {
     const auto at = static_cast<std::size_t>(traffic);
     return traffic != event.traffic && (peer.connections[at] || peer.expected[at]);
@@ -224,6 +269,7 @@ void Core::on(event::Closed& event) {
                         " has ended: " + event.why.text())
                   .with_ranks({event.peer});
   close(event.peer);
+  closings_.lost(event.peer);
   collectives_.lost(event.peer);
   if (!broken_) messages_.lost(event.peer);
 }
@@ -264,9 +310,11 @@ void Core::bury() noexcept {
   for (int peer = 0; peer < ranks; ++peer) {
     if (peer == rank) continue;
     const bool knows = silent_ || peer == told_by_ || peers_[static_cast<std::size_t>(peer)].lost;
-    const bool has_collectives = connection_of(peer, Traffic::Collectives) != nullptr;
-    const Traffic open = has_collectives ? Traffic::Collectives : Traffic::Messages;
-    if (knows || connection_of(peer, open) == nullptr) {
+    const auto is_usable = [&](Traffic traffic) {
+      return connection_of(peer, traffic) != nullptr && !closings_.holds(peer, traffic);
+    };
+    const Traffic open = is_usable(Traffic::Collectives) ? Traffic::Collectives : Traffic::Messages;
+    if (knows || !is_usable(open)) {
       close(peer);
     } else {
       drop_unsent(peer);

@@ -18,6 +18,7 @@
 #include <weft/base/make_error.h>
 #include <weft/base/mutex.h>
 #include <weft/transport/mesh/choose.h>
+#include <weft/transport/mesh/closings.h>
 #include <weft/transport/mesh/collectives.h>
 #include <weft/transport/mesh/events.h>
 #include <weft/transport/mesh/layout.h>
@@ -87,8 +88,12 @@ class Core final : public std::enable_shared_from_this<Core> {
 
   Scratch scratch;
 
+  // Sets the peers that operations need over such a connection, and clears the others.
+  void mark_busy(Traffic traffic, std::vector<bool>& busy) const;
+
  private:
-  // A message whose connection is not open yet.
+  friend class Closings;
+  // A message whose connection is not open yet, or about to end.
   struct Unsent {
     EncodedHeader header;
     Slice payload;
@@ -132,6 +137,7 @@ class Core final : public std::enable_shared_from_this<Core> {
   void on(event::Failed& event);
   void on(event::Told& event);
   void on(event::Tick&);
+  void on(event::Look&) { closings_.look(); }
   void on(event::Asked& event);
   void heard_failure(int peer, const Message& message);
   // Ends all operations with the error that broke the communicator.
@@ -142,11 +148,17 @@ class Core final : public std::enable_shared_from_this<Core> {
   void tell(int peer, Traffic traffic) noexcept;
   void close(int peer) noexcept;
   void drop_unsent(int peer) noexcept;
+  void send_unsent(int peer, Traffic traffic);
+  // A connection is about to end by agreement; stays after all; has ended.
+  void leave(int peer, Traffic traffic) noexcept;
+  void stay(int peer, Traffic traffic);
+  void part(int peer, Traffic traffic);
 
   const std::shared_ptr<Openings> openings_;  // may be null
   std::vector<Peer> peers_;
   Collectives collectives_{*this};
   Messages messages_{*this};
+  Closings closings_;
   std::optional<Error> broken_;
   std::atomic<bool> has_failed_{false};  // as broken_, for all threads
   bool buried_ = false;
@@ -204,6 +216,7 @@ template <class One>
 void Core::handle(One& event) noexcept {
   try {
     on(event);
+    closings_.notice();
   } catch (...) {
     // Out of memory, or a slice is not aligned for its elements.
     fail(to_error(std::current_exception(), Blame::Busy));

@@ -105,7 +105,8 @@ struct Told {  // our Failure has been sent to the peer
   int peer;
 };
 struct Tick {};
-struct Asked {  // a query for unreceived messages; the flag is raised when the answer is complete
+struct Look {};  // connections may have become idle, see Closings
+struct Asked {   // a query for unreceived messages; the flag is raised when the answer is complete
   std::shared_ptr<std::vector<PointToPoint::Unreceived>> unreceived;
   std::shared_ptr<HostFlag> answered;
 };
@@ -115,6 +116,6 @@ struct Asked {  // a query for unreceived messages; the flag is raised when the 
 using Event =
     std::variant<event::Adopted, event::Unreachable, event::Arrived, event::Closed, event::Called,
                  event::Ready, event::StepEnded, event::Posted, event::TransferEnded, event::Landed,
-                 event::Failed, event::Told, event::Tick, event::Asked>;
+                 event::Failed, event::Told, event::Tick, event::Look, event::Asked>;
 
 }  // namespace weft::transport::mesh

@@ -329,7 +329,8 @@ void Messages::arrived(int peer, const Message& message) {
     case Type::Clear: core_.discard(peer, Traffic::Messages); return on_clear(peer, message);
     case Type::Credit: core_.discard(peer, Traffic::Messages); return on_credit(peer, message);
     case Type::Collective:
-    case Type::Failure: break;
+    case Type::Failure:
+    case Type::Closing: break;
   }
 }
 
@@ -441,6 +442,15 @@ void Messages::fail(const Error& why) noexcept {
 void Messages::let_go() noexcept {
   for (const TransferPointer& transfer : std::exchange(moving_, {}))
     end(transfer, core_.why_broken());
+}
+
+void Messages::mark_busy(std::vector<bool>& busy) const {
+  for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
+    const Peer& one = peers_[peer];
+    busy[peer] = !one.waiting.empty() || !one.sent.empty() || !one.due.empty() || one.requests > 0;
+  }
+  for (const TransferPointer& receive : receives_)
+    if (receive->peer != kAnySource) busy[static_cast<std::size_t>(receive->peer)] = true;
 }
 
 Deadline Messages::deadline() const {

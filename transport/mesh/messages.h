@@ -44,6 +44,8 @@ class Messages {
   bool is_landing() const { return !moving_.empty(); }  // after fail()
   void let_go() noexcept;
 
+  // Sets the peers with which a message is under way, or which a receive names.
+  void mark_busy(std::vector<bool>& busy) const;
   Deadline deadline() const;
   Error why_late() const;
   std::vector<PointToPoint::Unreceived> unreceived() const;

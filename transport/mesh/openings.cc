@@ -96,6 +96,10 @@ void Openings::open(int peer, Traffic traffic, When when) noexcept {
     MutexLock lock(mutex_);
     Slot& slot = slot_of(peer, traffic);
     if (closed_ || slot.state == Slot::State::Open || slot.state == Slot::State::Connects) return;
+    if (slot.state == Slot::State::Leaves) {
+      if (slot.asks != When::Now) slot.asks = when;
+      return;
+    }
     if (when == When::Later) {
       if (slot.state == Slot::State::Closed) wait_for(peer, traffic, kLater);
       return;
@@ -143,7 +147,7 @@ void Openings::connect(int peer, Traffic traffic) noexcept {
     }
     if (is_over) return connection->close(not_used());
     guest->challenge ? send_opening(*guest->challenge, *connection)
-                     : say_hello(*connection, traffic);
+                     : say_hello(*connection, peer, traffic);
     receive(guest);
   } catch (...) {
     {
@@ -163,11 +167,12 @@ void Openings::unreachable(int peer, Traffic traffic, const Error& why) noexcept
   if (core) core->post(event::Unreachable{peer, traffic, why});
 }
 
-void Openings::say_hello(Connection& connection, Traffic traffic, Answer answer) {
+void Openings::say_hello(Connection& connection, int peer, Traffic traffic, Answer answer) {
   Hello hello;
   {
     MutexLock lock(mutex_);
     hello.token = table_.token;
+    hello.closed = slot_of(peer, traffic).closed;
   }
   hello.rank = static_cast<std::uint32_t>(options_.rank);
   hello.ranks = static_cast<std::uint32_t>(options_.size);
@@ -258,12 +263,9 @@ void Openings::greet(const GuestPointer& guest, const Arrival& arrival) noexcept
   }
   guest->peer = static_cast<int>(hello.value().rank);
   guest->traffic = hello.value().traffic;
-  const Slot::State state = slot_of(guest->peer, guest->traffic).state;
-  const bool is_told = hello.value().answer == Answer::Crossed;
-  const bool is_refused = !guest->is_ours && guest->peer < options_.rank &&
-                          (state == Slot::State::Connects || state == Slot::State::Open);
+  guest->closed = hello.value().closed;
   lock.unlock();
-  if (is_told || is_refused) return crossed(guest, is_told);
+  if (hello.value().answer == Answer::Crossed) return crossed(guest, /*is_told=*/true);
   take_in(guest, connection);
 }
 
@@ -277,30 +279,43 @@ void Openings::challenged(const GuestPointer& guest, const Arrival& arrival) noe
     return turn_away(guest, *why);
   if (guest->challenge->is_proven()) {
     guest->challenge.reset();
-    if (guest->is_ours) say_hello(*connection, guest->traffic);
+    if (guest->is_ours) say_hello(*connection, guest->peer, guest->traffic);
   }
   connection->accept({}, Pin(), Fence());
 }
 
 void Openings::take_in(const GuestPointer& guest,
                        const std::shared_ptr<Connection>& connection) noexcept {
-  std::shared_ptr<Core> core;
   std::shared_ptr<Connection> dropped;
-  {
-    MutexLock lock(mutex_);
-    Slot& slot = slot_of(guest->peer, guest->traffic);
-    slot.timer.reset();
-    slot.state = Slot::State::Open;
-    slot.transport = connection->transport();
-    if (const auto ours = std::exchange(slot.ours, nullptr); ours && ours != guest) {
-      ours->is_over = true;
-      dropped = forget(ours);
-    }
-    forget(guest);
-    core = core_.lock();
+  UniqueLock lock(mutex_);
+  Slot& slot = slot_of(guest->peer, guest->traffic);
+  const bool leaves = slot.state == Slot::State::Leaves;
+  if (slot.next || (!guest->is_ours && guest->closed != slot.closed + (leaves ? 1 : 0))) {
+    lock.unlock();
+    return drop(guest);
   }
+  if (leaves) {
+    slot.next = guest;
+    return;
+  }
+  const bool is_refused = !guest->is_ours && guest->peer < options_.rank &&
+                          (slot.state == Slot::State::Connects || slot.state == Slot::State::Open);
+  if (is_refused) {
+    lock.unlock();
+    return crossed(guest, /*is_told=*/false);
+  }
+  slot.timer.reset();
+  slot.state = Slot::State::Open;
+  slot.transport = connection->transport();
+  if (const auto ours = std::exchange(slot.ours, nullptr); ours && ours != guest) {
+    ours->is_over = true;
+    dropped = forget(ours);
+  }
+  forget(guest);
+  const auto core = core_.lock();
+  lock.unlock();
   guest->greeted = true;
-  if (!guest->is_ours) say_hello(*connection, guest->traffic);
+  if (!guest->is_ours) say_hello(*connection, guest->peer, guest->traffic);
   if (core) core->post(event::Adopted{guest->peer, guest->traffic, connection});
   connection->accept({}, Pin(), Fence());
   if (dropped) dropped->close(not_used());
@@ -317,7 +332,7 @@ void Openings::crossed(const GuestPointer& guest, bool is_told) noexcept {
     if (is_awaited) wait_for(guest->peer, guest->traffic, kCrossed);
   }
   if (connection == nullptr) return;
-  if (!is_told) say_hello(*connection, guest->traffic, Answer::Crossed);
+  if (!is_told) say_hello(*connection, guest->peer, guest->traffic, Answer::Crossed);
   connection->close(not_used());
 }
 
@@ -334,7 +349,8 @@ std::optional<std::string> Openings::why_stranger(const Guest& guest, const Hell
   if (guest.is_ours) return std::nullopt;
   if (rank == options_.rank || hello.answer != Answer::Takes)
     return "rank " + std::to_string(rank) + " does not connect here";
-  if (rank > options_.rank && slot_of(rank, hello.traffic).state == Slot::State::Open)
+  const Slot& slot = slot_of(rank, hello.traffic);
+  if (rank > options_.rank && slot.state == Slot::State::Open && hello.closed == slot.closed)
     return "rank " + std::to_string(rank) + " has already connected";
   return std::nullopt;
 }
@@ -381,6 +397,8 @@ void Openings::cannot_take_in(const Error& why) noexcept {
 std::shared_ptr<Connection> Openings::forget(const GuestPointer& guest) {
   guest->patience.reset();
   std::erase(guests_, guest);
+  if (guest->peer >= 0 && slot_of(guest->peer, guest->traffic).next == guest)
+    slot_of(guest->peer, guest->traffic).next.reset();
   if (guest->is_ours && slot_of(guest->peer, guest->traffic).ours == guest) {
     slot_of(guest->peer, guest->traffic).ours.reset();
     slot_of(guest->peer, guest->traffic).state = Slot::State::Closed;

@@ -7,6 +7,8 @@
 // higher rank's, drops its own. Nothing is sent on a connection before both sides have greeted each
 // other, so no message is lost with one that is dropped.
 //
+// Connections that end by agreement (closings.h) are opened again in the same way.
+//
 // A peer is trusted that sends a hello with the group's token, and before that proves that it knows
 // the group's secret, if there is one (challenge.h); other connections are closed, with a warning
 // in the log.
@@ -52,6 +54,12 @@ class Openings final : public std::enable_shared_from_this<Openings> {
   // Opens the connection to a peer unless that has been done or is under way. Core then gets an
   // event::Adopted or event::Unreachable.
   void open(int peer, Traffic traffic, When when) noexcept;
+  // A peer's open connection is about to end by agreement (closings.h): one that replaces it waits
+  // until left(). stay(): it does not end after all.
+  void leave(int peer, Traffic traffic) noexcept;
+  void stay(int peer, Traffic traffic) noexcept;
+  // It has ended. Takes in the connection, or opens the one, that has waited for that.
+  void left(int peer, Traffic traffic) noexcept;
   // Ends listening, and connections that are not a rank's yet.
   void close() noexcept;
 
@@ -67,7 +75,8 @@ class Openings final : public std::enable_shared_from_this<Openings> {
     std::shared_ptr<Connection> connection;  // until greeted; then the core owns it
     int peer = -1;  // the rank that we connected to, or that has sent its hello
     Traffic traffic = Traffic::Collectives;
-    bool is_ours = false;  // this rank has connected
+    bool is_ours = false;      // this rank has connected
+    std::uint32_t closed = 0;  // of its hello
     bool greeted = false;
     bool is_over = false;
     std::optional<Challenge> challenge;  // until the peer has proved that it knows the secret
@@ -76,11 +85,15 @@ class Openings final : public std::enable_shared_from_this<Openings> {
   using GuestPointer = std::shared_ptr<Guest>;
   // One connection to one peer, as this rank knows it.
   struct Slot {
-    enum class State : std::uint8_t { Closed, Waits, Connects, Open };
+    enum class State : std::uint8_t { Closed, Waits, Connects, Open, Leaves };
     State state = State::Closed;
     GuestPointer ours;              // while this rank connects
     EventLoop::Registration timer;  // while it waits for the peer to connect
     std::string transport;          // once it is open
+    std::uint32_t closed = 0;       // as in a Hello
+    // What waits until a connection that leaves has ended.
+    GuestPointer next;         // the peer has connected again
+    std::optional<When> asks;  // this rank needs a new one
   };
   Slot& slot_of(int peer, Traffic traffic) WEFT_REQUIRES(mutex_);
 
@@ -100,8 +113,11 @@ class Openings final : public std::enable_shared_from_this<Openings> {
   // Why the sender of `hello` is not the expected rank; empty if it is.
   std::optional<std::string> why_stranger(const Guest& guest, const Hello& hello)
       WEFT_REQUIRES(mutex_);
-  void say_hello(Connection& connection, Traffic traffic, Answer answer = Answer::Takes);
+  void say_hello(Connection& connection, int peer, Traffic traffic, Answer answer = Answer::Takes);
+  // Drops a connection that the peer does not use any more.
+  void drop(const GuestPointer& guest) noexcept;
   void turn_away(const GuestPointer& guest, const std::string& why);
+  void replace(int peer, Traffic traffic) noexcept;
   void gone(const GuestPointer& guest, const Error& why) noexcept;
   void cannot_take_in(const Error& why) noexcept;
   // Stops waiting for the guest and returns its connection, if it still has one.

@@ -20,6 +20,7 @@ struct HelloLayout {
   std::uint8_t answer;
   std::uint32_t rank;
   std::uint32_t ranks;
+  std::uint32_t closed;
   Token token;
 };
 static_assert(sizeof(HelloLayout) == kHelloBytes);
@@ -50,6 +51,7 @@ std::array<std::byte, kHelloBytes> encode(const Hello& hello) {
                            .answer = static_cast<std::uint8_t>(hello.answer),
                            .rank = hello.rank,
                            .ranks = hello.ranks,
+                           .closed = hello.closed,
                            .token = hello.token};
   return std::bit_cast<std::array<std::byte, kHelloBytes>>(layout);
 }
@@ -69,8 +71,12 @@ Result<Hello> decode_hello(Bytes header) {
   if (layout.answer > static_cast<std::uint8_t>(Answer::Crossed))
     return refused("a hello with answer " + std::to_string(layout.answer));
   if (layout.rank >= layout.ranks) return refused("a hello of rank " + std::to_string(layout.rank));
-  return Hello{layout.token, layout.rank, layout.ranks, static_cast<Traffic>(layout.traffic),
-               static_cast<Answer>(layout.answer)};
+  return Hello{layout.token,
+               layout.rank,
+               layout.ranks,
+               static_cast<Traffic>(layout.traffic),
+               static_cast<Answer>(layout.answer),
+               layout.closed};
 }
 
 Training carried(const Training& training) {
@@ -140,7 +146,7 @@ Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int r
   std::memcpy(&layout, header.data(), sizeof layout);
   const Bytes rest = header.subspan(kHeaderBytes);
   if (layout.type < static_cast<std::uint8_t>(Type::Collective) ||
-      layout.type > static_cast<std::uint8_t>(Type::Credit)) {
+      layout.type > static_cast<std::uint8_t>(Type::Closing)) {
     return refused("type " + std::to_string(layout.type));
   }
   if (layout.kind > static_cast<std::uint8_t>(Kind::Barrier))
@@ -171,6 +177,8 @@ Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int r
   if (type == Type::Collective && (layout.root < 0 || layout.root >= ranks)) {
     return refused("root " + std::to_string(layout.root));
   }
+  if (type == Type::Closing && layout.number > static_cast<std::uint32_t>(kLastClosingStep))
+    return refused("step " + std::to_string(layout.number) + " of closing");
   if (type == Type::Failure) {
     const std::size_t about = layout.number * sizeof(int);
     if (layout.number > kMaxAbout || about > rest.size())

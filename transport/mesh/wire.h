@@ -25,6 +25,7 @@ using Bytes = std::span<const std::byte>;
 // does not delay messages.
 enum class Traffic : std::uint8_t { Collectives = 0, Messages = 1 };
 constexpr int kConnectionsPerPair = 2;
+inline constexpr std::array kTraffics = {Traffic::Collectives, Traffic::Messages};
 
 using Token = std::array<std::byte, 16>;
 
@@ -46,9 +47,12 @@ struct Hello {
   std::uint32_t ranks = 0;
   Traffic traffic = Traffic::Collectives;
   Answer answer = Answer::Takes;
+  // How many connections of these two ranks and this traffic have ended by agreement. A hello that
+  // was under way while another connection was used and closed tells fewer, and is refused.
+  std::uint32_t closed = 0;
 };
 
-constexpr std::size_t kHelloBytes = 32;
+constexpr std::size_t kHelloBytes = 36;
 std::array<std::byte, kHelloBytes> encode(const Hello& hello);
 Result<Hello> decode_hello(Bytes header);
 
@@ -83,7 +87,18 @@ enum class Type : std::uint8_t {
   Clear = 5,    // there is a receive for it
   Payload = 6,  // its bytes
   Credit = 7,   // buffer space for so many more bytes of eager messages
+  Closing = 8,  // a step of closing the connection that it comes on
 };
+
+// The steps by which two ranks agree on closing an idle connection (closings.h).
+enum class ClosingStep : std::uint32_t {
+  Ask = 0,     // the sender would close it
+  Agree = 1,   // the sender has nothing to send on it and waits for its end
+  Refuse = 2,  // the sender needs it
+  Stay = 3,    // the sender asked, but has come to need it
+  Idle = 4,    // the sender refused, and needs it no more
+};
+constexpr ClosingStep kLastClosingStep = ClosingStep::Idle;
 
 struct Header {
   Type type = Type::Collective;
@@ -94,7 +109,7 @@ struct Header {
   // of the message.
   std::uint64_t sequence = 0;
   // Collective: which of the parts from this sender to this receiver it is. Clear: 1 if the sender
-  // must drop the message. Failure: how many ranks it is about.
+  // must drop the message. Failure: how many ranks it is about. Closing: the ClosingStep.
   std::uint32_t number = 0;
   Blame blame = Blame::PeerLost;  // of a Failure; encoded in the field of a Collective's training
 };

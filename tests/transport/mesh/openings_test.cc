@@ -5,80 +5,13 @@
 #include <atomic>
 #include <numeric>
 
-#include <weft/tests/transport/mesh/mesh_ranks.h>
-#include <weft/transport/inproc/faults.h>
+#include <weft/tests/transport/mesh/mesh_group.h>
 
 namespace weft::transport::mesh {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-// The ranks of a group; the test's thread calls their communicators.
-class Group {
- public:
-  explicit Group(int ranks) : communicators(static_cast<std::size_t>(ranks)) {
-    const auto store = std::make_shared<harness::MemoryBootstrap>();
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < ranks; ++rank) {
-      const JoinOptions options = options_of(rank, ranks, store);
-      loops.push_back(options.loop);
-      threads.emplace_back([this, rank, options] {
-        try {
-          communicators[static_cast<std::size_t>(rank)] = join_inproc(options);
-        } catch (const std::exception& error) {
-          ADD_FAILURE() << "rank " << rank << ": " << error.what();
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    settle();
-  }
-
-  PointToPoint& messages(std::size_t rank) { return *communicators[rank]->point_to_point(); }
-  // Returns when the loops have handled everything that has happened.
-  void settle() {
-    for (int round = 0; round < 8; ++round) {
-      for (const auto& loop : loops) {
-        const auto turned = std::make_shared<LoopFlag>(loop);
-        loop->post([turned] { turned->raise(); });
-        EXPECT_TRUE(turned->synchronize(soon()));
-      }
-    }
-  }
-
-  std::vector<std::shared_ptr<EventLoop>> loops;
-  std::vector<std::shared_ptr<Communicator>> communicators;
-};
-
-// Both directions of the connections that are made while it lives.
-class Links {
- public:
-  explicit Links(bool held) {
-    inproc::on_link([this, held](const inproc::Faults& there, const inproc::Faults& back) {
-      if (held) {
-        there.hold_at(0);
-        back.hold_at(0);
-      }
-      std::lock_guard lock(mutex_);
-      ways_.push_back(there);
-      ways_.push_back(back);
-    });
-  }
-  ~Links() { inproc::on_link({}); }
-  std::size_t made() {
-    std::lock_guard lock(mutex_);
-    return ways_.size() / 2;
-  }
-  inproc::Faults way(std::size_t index) {
-    std::lock_guard lock(mutex_);
-    return ways_.at(index);
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<inproc::Faults> ways_;
-};
 
 TEST(MeshOpenings, JoiningOpensATreeOfConnections) {
   constexpr std::size_t kRanks = 16;

@@ -92,13 +92,14 @@ TEST(Wire, EveryFieldIsChecked) {
     EXPECT_EQ(message.error().blame(), Blame::Protocol);
   };
   refused(0, 0, "type 0");
-  refused(0, 8, "type 8");
+  refused(0, 9, "type 9");
   refused(1, 9, "kind 9");
   refused(2, 17, "dtype 17");
   refused(3, 8, "operator 8");
   refused(4, kRanks, "root 4");
   refused(7, 0xff, "root -");
   refused(28, 9, "blame 9", Type::Failure);
+  refused(24, 5, "step 5 of closing", Type::Closing);
   const auto whole = encode(header_of(Type::Collective));
   for (std::size_t bytes = 0; bytes < kHeaderBytes; ++bytes) {
     EXPECT_FALSE(decode(Bytes(whole).first(bytes), {}, kRanks).ok()) << bytes;
@@ -116,6 +117,7 @@ TEST(Wire, OnlyAWellFormedHelloRoundTrips) {
   hello.rank = 2;
   hello.ranks = 3;
   hello.traffic = Traffic::Messages;
+  hello.closed = 7;
   const auto bytes = encode(hello);
   const auto back = decode_hello(bytes);
   ASSERT_TRUE(back.ok());
@@ -123,6 +125,7 @@ TEST(Wire, OnlyAWellFormedHelloRoundTrips) {
   EXPECT_EQ(back.value().rank, 2u);
   EXPECT_EQ(back.value().ranks, 3u);
   EXPECT_EQ(back.value().traffic, Traffic::Messages);
+  EXPECT_EQ(back.value().closed, 7u);
   for (const std::size_t byte : {0u, 4u, 6u, 7u, 8u}) {  // magic, version, traffic, answer, rank
     auto wrong = bytes;
     wrong[byte] = std::byte{0x71};
