@@ -16,6 +16,7 @@ namespace weft::transport::mesh {
 namespace {
 
 using testing::AllOf;
+using testing::AnyOf;
 using testing::HasSubstr;
 
 using Message = std::vector<std::byte>;
@@ -387,8 +388,10 @@ TEST_F(MeshStrangers, SilentOnesAreBounded) {
     strangers.push_back(std::make_unique<Talk>(peer_.connect()));
     if (i % 2 == 0) strangers.back()->say(encode_challenge(challenge().open()));
   }
-  EXPECT_THAT((strangers[0]->hear(), strangers[0]->why_closed()),
-              HasSubstr("too many connections without a hello"));
+  static_cast<void>(strangers[0]->hear());  // its challenge's answer
+  // On a machine that is busy for 10 s the time limit is first.
+  EXPECT_THAT(strangers[0]->why_closed(), AnyOf(HasSubstr("too many connections without a hello"),
+                                                HasSubstr("it sent no hello within")));
   join_as_rank_1();
 }
 
