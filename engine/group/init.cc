@@ -95,9 +95,9 @@ std::shared_ptr<group::Job> start_job(const group::CoreOptions& made,
   job->local_address = config().socket_interfaces.empty()
                            ? local_address
                            : group::address_of_interface(config().socket_interfaces.front());
-  job->membership =
-      group::Membership::make(made.rank, made.size, job->local_address,
-                              std::make_shared<group::StoreBootstrap>(made.own_store), job->loop);
+  job->membership = group::Membership::make(made.rank, made.size, job->local_address,
+                                            std::make_shared<group::StoreBootstrap>(made.own_store),
+                                            job->loop, made.secret);
   job->stores = group::MemberStores::make(made.rank, job->membership);
   return job;
 }

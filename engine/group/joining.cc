@@ -291,7 +291,13 @@ void Joining::await(const Attempt& attempt, c10::DeviceType type) {
       throw_if_hopeless();
       return attempt.query();
     };
-    options_.job->membership->connect_early(is_over, deadline);
+    try {
+      options_.job->membership->connect_early(is_over, deadline);
+    } catch (const Error& error) {
+      // The rank may have told in the store why it has ended.
+      if (error.blame() == Blame::PeerLost) throw_if_hopeless();
+      throw;
+    }
   }
   Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
                   absent_from(options_, kHere));

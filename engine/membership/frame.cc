@@ -109,7 +109,7 @@ Result<bool> FrameReader::next(Frame& frame) {
   std::memcpy(&head, buffer_.data(), sizeof head);
   if (head.magic != kMagic) return refuse("wrong magic");
   if (head.type < static_cast<std::uint8_t>(FrameType::Hello) ||
-      head.type > static_cast<std::uint8_t>(FrameType::StoreReply)) {
+      head.type > static_cast<std::uint8_t>(FrameType::Challenge)) {
     return refuse("unknown type");
   }
   if (head.rank < 0 || head.rank >= ranks_) return refuse("no such rank");

@@ -51,6 +51,8 @@ enum class FrameType : std::uint8_t {
   // To rank `number`, which keeps a store, and its answer; text: a StoreMessage.
   StoreRequest = 14,
   StoreReply = 15,
+  // Before Hello, if the group has a secret; text: a message of transport/challenge.h.
+  Challenge = 16,
 };
 
 // The number of a Lost frame: the rank's machine does not answer.

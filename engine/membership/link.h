@@ -14,6 +14,7 @@
 #include <weft/base/end_of_process.h>
 #include <weft/base/event_loop.h>
 #include <weft/engine/membership/frame.h>
+#include <weft/transport/challenge.h>
 
 namespace weft::group {
 
@@ -57,6 +58,8 @@ class Link : public std::enable_shared_from_this<Link> {
   // The peer has said hello, as that rank.
   void greeted(int rank);
   bool has_greeted() const { return has_greeted_; }
+  // Set if the peer has to prove first that it knows the group's secret.
+  std::optional<transport::Challenge> challenge;
   int rank() const { return rank_; }
 
  private:

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -20,6 +21,7 @@
 #include <weft/engine/store/address.h>
 #include <weft/engine/store/backoff.h>
 #include <weft/profiling/trace/dump.h>
+#include <weft/transport/signed_bootstrap.h>
 
 namespace weft::group {
 
@@ -36,6 +38,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
   int rank = 0;
   int size = 1;
   std::shared_ptr<StoreBootstrap> store;
+  std::optional<transport::SignedBootstrap> seal;  // of the addresses, if there is a secret
   std::shared_ptr<EventLoop> loop;
   std::shared_ptr<Neighbours> neighbours;  // null for a job of one rank
   // By the threads that join.
@@ -53,6 +56,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
   mutable Mutex mutex;
   std::map<int, Gone> gone WEFT_GUARDED_BY(mutex);
 
+  std::optional<Published> read(int which, Deadline deadline) const;
   Published published_by(int which, Deadline deadline) const;
   void dial(int to, Deadline deadline);
   void dispatch(const Frame& frame);
@@ -83,19 +87,21 @@ Descriptor open_port(const std::string& host) {
 
 std::shared_ptr<Membership> Membership::make(int rank, int size, const std::string& local_address,
                                              std::shared_ptr<StoreBootstrap> store,
-                                             std::shared_ptr<EventLoop> loop) {
+                                             std::shared_ptr<EventLoop> loop,
+                                             const std::string& secret) {
   auto state = std::make_shared<State>();
   state->rank = rank;
   state->size = size;
   state->store = std::move(store);
   state->loop = std::move(loop);
+  if (!secret.empty()) state->seal.emplace(state->store, secret, "membership");
   if (size > 1) {
     const std::string host = local_address.empty() ? default_address() : local_address;
     Descriptor listening = open_port(host);
     const Published own{host, port_of(listening.get()), random_token(), size};
     const std::weak_ptr<State> weak = state;
     state->neighbours =
-        std::make_shared<Neighbours>(state->loop, rank, own, std::move(listening),
+        std::make_shared<Neighbours>(state->loop, rank, own, std::move(listening), secret,
                                      Neighbours::Events{.frame =
                                                             [weak](const Frame& frame) {
                                                               if (const auto alive = weak.lock())
@@ -107,7 +113,9 @@ std::shared_ptr<Membership> Membership::make(int rank, int size, const std::stri
                                                                 alive->on_placed();
                                                             }});
     state->loop->post([state] { state->neighbours->start(); });
-    state->store->set(member_key(rank), to_bytes(encode(own)));
+    const auto value = to_bytes(encode(own));
+    const std::string key = member_key(rank);
+    state->store->set(key, state->seal ? state->seal->sealed(key, value) : value);
   }
   return std::shared_ptr<Membership>(new Membership(std::move(state)));
 }
@@ -128,8 +136,8 @@ Membership::~Membership() {
 // --- Joining ---
 
 Published Membership::State::published_by(int which, Deadline deadline) const {
-  const auto there = decode_published(to_text(store->get(member_key(which), deadline)));
   const std::string who = "rank " + std::to_string(which);
+  const auto there = read(which, deadline);
   if (!there) throw Error(Blame::PeerLost, who + " published no address").with_ranks({which});
   if (there->size != size) {
     throw Error(Blame::Caller, who + " gives the world size " + std::to_string(there->size) +
@@ -138,6 +146,18 @@ Published Membership::State::published_by(int which, Deadline deadline) const {
                                    "; start all ranks with the same world size");
   }
   return *there;
+}
+
+std::optional<Published> Membership::State::read(int which, Deadline deadline) const {
+  const std::string key = member_key(which);
+  auto value = store->get(key, deadline);
+  if (seal) return decode_published(to_text(seal->unsealed(key, std::move(value))));
+  if (!transport::is_signed(value)) return decode_published(to_text(value));
+  throw Error(Blame::Caller, "rank " + std::to_string(which) + " was given a secret, and rank " +
+                                 std::to_string(rank) +
+                                 " none: give all ranks the same ProcessGroupOptions::secret, or "
+                                 "none")
+      .with_ranks({which});
 }
 
 void Membership::State::dial(int to, Deadline deadline) {
@@ -176,8 +196,7 @@ void Membership::look_for_published() {
        one <= kChildren * (state.rank + 1) && one < state.size; ++one) {
     if (state.seen.contains(one) || !state.store->exists(member_key(one))) continue;
     state.seen.insert(one);
-    const auto there =
-        decode_published(to_text(state.store->get(member_key(one), Deadline::in(kRest))));
+    const auto there = state.read(one, Deadline::in(kRest));
     if (!there) continue;
     state.loop->post([self = state_, one, there = *there] {
       if (!self->closed) self->neighbours->await(one, there);

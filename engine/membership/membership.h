@@ -36,10 +36,12 @@ class Membership : public std::enable_shared_from_this<Membership> {
     std::function<void(int rank)> gone;  // it left the job; a Leaving frame may have preceded
   };
 
-  // Opens this rank's listening socket and publishes its address. Call connect() before use.
+  // Opens this rank's listening socket and publishes its address. Call connect() before use. With a
+  // secret, the address is signed, and ranks prove to each other that they know it.
   static std::shared_ptr<Membership> make(int rank, int size, const std::string& local_address,
                                           std::shared_ptr<StoreBootstrap> store,
-                                          std::shared_ptr<EventLoop> loop);
+                                          std::shared_ptr<EventLoop> loop,
+                                          const std::string& secret = {});
   // Sends a goodbye.
   ~Membership();
 

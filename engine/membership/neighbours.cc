@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <span>
+#include <string_view>
 #include <utility>
 
 #include <sys/epoll.h>
@@ -34,6 +36,21 @@ bool names_recipient(const Frame& frame) {
          frame.type == FrameType::StoreRequest || frame.type == FrameType::StoreReply;
 }
 
+constexpr std::string_view kPurpose = "weft membership challenge 1";
+
+// A proof holds for one rank of one job.
+std::vector<std::byte> bound(const Published& listener, int rank) {
+  const std::string text =
+      listener.token + " " + std::to_string(listener.size) + " " + std::to_string(rank);
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
+void send_challenge(Link& link, int rank, const std::vector<std::byte>& message) {
+  link.send(encode({FrameType::Challenge, rank, 0, "",
+                    std::string(reinterpret_cast<const char*>(message.data()), message.size())}));
+}
+
 }  // namespace
 
 Descriptor dial_socket(const Published& address) {
@@ -53,12 +70,13 @@ Descriptor dial_socket(const Published& address) {
 }
 
 Neighbours::Neighbours(std::shared_ptr<EventLoop> loop, int rank, Published own,
-                       Descriptor listening, Events events)
+                       Descriptor listening, std::string secret, Events events)
     : loop_(std::move(loop)),
       rank_(rank),
       own_(std::move(own)),
       listening_(std::move(listening)),
       end_of_listening_(listening_.get()),
+      secret_(std::move(secret)),
       events_(std::move(events)),
       ways_(static_cast<std::size_t>(own_.size), -1) {
   static_cast<void>(known_.take({FrameType::Here, rank_, 0, "", encode(own_)}));
@@ -142,26 +160,29 @@ void Neighbours::accept() {
     lacks_ = 0;
     // Too many connections that have sent nothing: close this one.
     if (strangers_.size() >= static_cast<std::size_t>(own_.size) + kMaxStrangers) continue;
-    strangers_.insert(make_link(std::move(socket), -1));
+    const LinkPointer stranger = make_link(std::move(socket), -1);
+    if (!secret_.empty())
+      stranger->challenge.emplace(transport::Side::Listener, secret_, kPurpose, bound(own_, rank_));
+    strangers_.insert(stranger);
   }
 }
 
 void Neighbours::on_frame(Link& link, const Frame& frame) {
-  if (!link.has_greeted()) return on_hello(link, frame);
+  if (!link.has_greeted())
+    return frame.type == FrameType::Challenge ? on_challenge(link, frame) : on_hello(link, frame);
   handle(frame, link.rank());
 }
 
 void Neighbours::on_hello(Link& link, const Frame& hello) {
   const bool is_ours = link.rank() >= 0;  // this rank has connected
+  if (link.challenge && !link.challenge->is_proven())
+    return refuse(link, "it did not prove that it knows the group's secret");
   const bool is_expected =
       hello.type == FrameType::Hello && hello.rank != rank_ &&
       (is_ours ? hello.rank == link.rank()
                : hello.text == own_.token && !links_.contains(hello.rank) &&
                      !known_.lost().contains(hello.rank) && !known_.left().contains(hello.rank));
-  if (!is_expected) {
-    link.end();
-    return on_ended(link, {"it is not of this job", false});
-  }
+  if (!is_expected) return refuse(link, "it is not of this job");
   const LinkPointer stay = link.shared_from_this();
   link.greeted(hello.rank);
   strangers_.erase(stay);
@@ -171,6 +192,30 @@ void Neighbours::on_hello(Link& link, const Frame& hello) {
   if (!is_ours) link.send(encode({FrameType::Hello, rank_, 0, "", ""}));
   greet(link);
   if (is_ours) events_.placed();
+}
+
+void Neighbours::refuse(Link& link, const std::string& why) {
+  link.end();
+  on_ended(link, {why, false});
+}
+
+void Neighbours::open(Link& link, const Published& address) {
+  if (secret_.empty()) return link.send(encode({FrameType::Hello, rank_, 0, "", address.token}));
+  link.challenge.emplace(transport::Side::Connector, secret_, kPurpose,
+                         bound(address, link.rank()));
+  send_challenge(link, rank_, link.challenge->open());
+}
+
+void Neighbours::on_challenge(Link& link, const Frame& frame) {
+  if (!link.challenge)
+    return refuse(link, "it was given ProcessGroupOptions::secret, and this rank none");
+  const auto answer = link.challenge->answer(std::as_bytes(std::span(frame.text)));
+  if (!answer) return refuse(link, answer.error().text() + " of this group");
+  if (!answer.value().empty()) send_challenge(link, rank_, answer.value());
+  if (link.rank() >= 0 && link.challenge->is_proven()) {
+    const std::string& token = known_.addresses().at(link.rank()).token;
+    link.send(encode({FrameType::Hello, rank_, 0, "", token}));
+  }
 }
 
 // Tells the other side what this rank knows.
@@ -215,7 +260,8 @@ void Neighbours::send(Frame frame) {
 
 void Neighbours::handle(const Frame& frame, int from) {
   switch (frame.type) {
-    case FrameType::Hello: return;
+    case FrameType::Hello:
+    case FrameType::Challenge: return;
     case FrameType::Here:
     case FrameType::Lost:
     case FrameType::Goodbye:
@@ -283,7 +329,7 @@ void Neighbours::adopt_parent(int rank, const Published& address, Descriptor soc
   parent_ = rank;
   dials_until_ = Deadline::in(kDialPatience);
   dialled_ = make_link(std::move(socket), rank);
-  dialled_->send(encode({FrameType::Hello, rank_, 0, "", address.token}));
+  open(*dialled_, address);
 }
 
 void Neighbours::settle(const std::map<int, Published>& addresses) {
@@ -312,7 +358,7 @@ void Neighbours::dial() {
   const Published& address = known_.addresses().at(parent_);
   try {
     dialled_ = make_link(dial_socket(address), parent_);
-    dialled_->send(encode({FrameType::Hello, rank_, 0, "", address.token}));
+    open(*dialled_, address);
   } catch (const Error& error) {
     if (error.blame() != Blame::Busy) return note_lost(parent_, {error.text(), false});
     log::debug(error.text());

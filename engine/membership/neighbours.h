@@ -44,9 +44,10 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
     // This rank has a parent, or none and is the root.
     std::function<void()> placed;
   };
-  // `own`: at which `listening` listens. The job has own.size ranks.
+  // `own`: at which `listening` listens. The job has own.size ranks. With a secret, both ends of a
+  // connection prove that they know it before they read anything else.
   Neighbours(std::shared_ptr<EventLoop> loop, int rank, Published own, Descriptor listening,
-             Events events);
+             std::string secret, Events events);
 
   // Begins to take in children.
   void start();
@@ -76,6 +77,10 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   void accept();
   void on_frame(Link& link, const Frame& frame);
   void on_hello(Link& link, const Frame& hello);
+  void on_challenge(Link& link, const Frame& frame);
+  void refuse(Link& link, const std::string& why);
+  // Begins to talk to the rank that this one has connected to.
+  void open(Link& link, const Published& address);
   void on_ended(Link& link, const LinkEnd& end);
   void greet(Link& link);
   void handle(const Frame& frame, int from);
@@ -92,6 +97,7 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   const Published own_;
   const Descriptor listening_;
   const EndOfProcess end_of_listening_;
+  const std::string secret_;
   const Events events_;
   Known known_;
 

@@ -54,7 +54,7 @@ Heard hear(std::span<const char> bytes, std::size_t piece) {
 }
 
 void check(const Frame& frame) {
-  if (frame.type < FrameType::Hello || frame.type > FrameType::StoreReply)
+  if (frame.type < FrameType::Hello || frame.type > FrameType::Challenge)
     broken("a type that does not exist");
   if (frame.rank < 0 || frame.rank >= kRanks) broken("a rank that does not exist");
   const bool is_of_store =

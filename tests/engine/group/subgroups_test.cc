@@ -297,7 +297,8 @@ TEST_P(Subgroups, MonitoredBarrierPassesIfAllCome) {
 TEST_P(Subgroups, MonitoredBarrierNamesAbsentRanks) {
   on_ranks(4, [](ProcessGroup& group) {
     if (group.rank() == 0) {
-      group::store_of(group).get_all({"monitored/1/2"}, Deadline::in(kForever));  // rank 2 has come
+      group::store_of(group).get_all({"monitored/1/2"},
+                                     Deadline::in(harness::kLimit));  // rank 2 has come
       const auto error = error_of([&] { group.monitored_barrier(std::chrono::milliseconds(300)); });
       EXPECT_EQ(error.blame(), Blame::Timeout);
       EXPECT_NE(error.text().find("ranks 1, 3 did not come within 300 ms"), std::string::npos)
@@ -333,7 +334,8 @@ TEST_P(Subgroups, CountedRankHearsALateResult) {
       static_cast<void>(error_after(50));  // it gives up before the others come
     group.barrier().wait();
     if (group.rank() == 2)
-      group::store_of(group).get_all({"monitored/1/0"}, Deadline::in(kForever));  // rank 0 has come
+      group::store_of(group).get_all({"monitored/1/0"},
+                                     Deadline::in(harness::kLimit));  // rank 0 has come
     if (group.rank() != 1) {
       const Error error = error_after(group.rank() == 0 ? 3000 : 300);
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
@@ -349,7 +351,7 @@ TEST_P(Subgroups, ZeroTimeMonitoredBarrierFails) {
     using std::chrono::milliseconds;
     if (group.rank() == 0) {
       group::store_of(group).get_all({"monitored/1/1", "monitored/1/2"},
-                                     Deadline::in(kForever));  // both have come
+                                     Deadline::in(harness::kLimit));  // both have come
       const auto error = error_of([&] { group.monitored_barrier(milliseconds(0)); });
       EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
       EXPECT_NE(error.text().find("ranks 1, 2 did not come within 0 ms"), std::string::npos)
@@ -389,7 +391,8 @@ TEST_P(Subgroups, GivenUpBarrierIsNotCountedLater) {
 TEST_P(Subgroups, SkippedBarrierKeepsRanksInStep) {
   on_ranks(3, [](ProcessGroup& group) {
     if (group.rank() == 0)
-      group::store_of(group).get_all({"monitored/1/1"}, Deadline::in(kForever));  // rank 1 has come
+      group::store_of(group).get_all({"monitored/1/1"},
+                                     Deadline::in(harness::kLimit));  // rank 1 has come
     if (group.rank() != 2) {
       const auto limit = std::chrono::milliseconds(group.rank() == 0 ? 300 : 20'000);
       const auto error = error_of([&] { group.monitored_barrier(limit); });

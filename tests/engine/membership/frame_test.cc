@@ -59,7 +59,7 @@ TEST(FrameReader, RefusesMalformedBytes) {
   EXPECT_TRUE(refused("GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n"));
   EXPECT_TRUE(refused(with(0, 'x')));              // magic
   EXPECT_TRUE(refused(with(4, std::uint8_t(0))));  // type
-  EXPECT_TRUE(refused(with(4, std::uint8_t(16))));
+  EXPECT_TRUE(refused(with(4, std::uint8_t(17))));
   EXPECT_TRUE(refused(with(8, std::int32_t(2))));  // rank
   EXPECT_TRUE(refused(with(8, std::int32_t(-1))));
   EXPECT_TRUE(refused(

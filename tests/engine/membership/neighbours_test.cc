@@ -41,7 +41,8 @@ struct Heard {
 
 class Tree {
  public:
-  explicit Tree(int size, int loops = 4) : size_(size), heard_(static_cast<std::size_t>(size)) {
+  explicit Tree(int size, std::string secret = {}, int loops = 4)
+      : size_(size), secret_(std::move(secret)), heard_(static_cast<std::size_t>(size)) {
     for (int i = 0; i < loops; ++i) loops_.push_back(std::make_shared<EventLoop>("tree"));
     for (int rank = 0; rank < size; ++rank) add(rank);
     for (int rank = 0; rank < size; ++rank) connect(rank);
@@ -134,7 +135,7 @@ class Tree {
     addresses_.push_back(own);
     const auto loop = loops_[static_cast<std::size_t>(rank) % loops_.size()];
     const auto made = std::make_shared<Neighbours>(
-        loop, rank, own, std::move(listening),
+        loop, rank, own, std::move(listening), secret_,
         Neighbours::Events{[this, rank](const Frame& frame) { hear(rank, frame); }, [] {}});
     owners_.push_back(made);
     ranks_.push_back(made);
@@ -162,6 +163,7 @@ class Tree {
   }
 
   const int size_;
+  const std::string secret_;
   std::vector<Heard> heard_;
   std::vector<std::shared_ptr<EventLoop>> loops_;
   std::vector<Published> addresses_;
@@ -206,6 +208,14 @@ TEST(TreeOfRanks, AFrameReachesEachRankOnce) {
   expect_talk(tree);
 }
 
+TEST(TreeOfRanks, RanksProveThatTheyKnowTheSecret) {
+  Tree tree(30, "sixteen at random");
+  expect_talk(tree);
+  tree.kill(0);
+  tree.expect_lost({0});
+  expect_talk(tree);
+}
+
 TEST(TreeOfRanks, EachDeathIsKnownToAll) {
   Tree tree(64);
   std::vector<int> lost;
@@ -237,11 +247,12 @@ TEST(TreeOfRanks, DeathOfAParentAndItsChildrenIsKnownToAll) {
 
 TEST(TreeOfRanks, GoesOnWhenTheRootLeaves) {
   Tree tree(30);
-  tree.leave(0);
-  tree.leave(1);
-  tree.until([&] {
-    return tree.all([](const Neighbours& one) { return one.known().left().size() == 2; });
-  });
+  for (const int root : {0, 1}) {
+    tree.leave(root);
+    tree.until([&] {
+      return tree.all([&](const Neighbours& one) { return one.known().left().contains(root); });
+    });
+  }
   tree.kill(4);
   tree.expect_lost({4});
   expect_talk(tree);
