@@ -115,7 +115,8 @@ void Joining::join(Core* parent) {
 void Joining::meet_members() {
   constexpr auto kMoment = std::chrono::seconds(60);
   const auto& membership = options_.job->membership;
-  store_.set(here_key(options_.rank), to_bytes(carriers_.names()));
+  failure_.by_the_store(
+      [this] { store_.set(here_key(options_.rank), to_bytes(carriers_.names())); });
   try {
     membership->wait_for_all(
         Deadline::in(std::min<std::chrono::milliseconds>(options_.timeout, kMoment)));
@@ -140,7 +141,8 @@ void Joining::on_all_met() {
 // The same for a later group: before a member tells something about the group, for example that it
 // leaves, the others must be listening.
 void Joining::await_members() {
-  store_.set(here_key(options_.rank), to_bytes(carriers_.names()));
+  failure_.by_the_store(
+      [this] { store_.set(here_key(options_.rank), to_bytes(carriers_.names())); });
   const Deadline deadline = Deadline::in(options_.timeout);
   Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
                   absent_from(options_, kHere));
@@ -241,7 +243,8 @@ std::shared_ptr<transport::Communicator> Joining::meet(const Carrier& carrier, c
   if (options_.size == 1) return carrier.transport->join(join);
   const auto attempt = std::make_shared<Attempt>();
   failure_.raise_on_failure(attempt);
-  store_.set(here_key(options_.rank), to_bytes(carriers_.names()));
+  failure_.by_the_store(
+      [this] { store_.set(here_key(options_.rank), to_bytes(carriers_.names())); });
   begin(attempt, carrier, join);
   await(*attempt, type);
   if (failure_.is_broken()) throw_if_hopeless();
@@ -311,7 +314,7 @@ void Joining::await(const Attempt& attempt, c10::DeviceType type) {
       options_.job->membership->look_for_published();
       look = Deadline::in(pause = std::min(2 * pause, kLongestPause));
     }
-    agreed = agreed || agrees_with_first(type);
+    failure_.by_the_store([&] { agreed = agreed || agrees_with_first(type); });
     joining.look();
   }
 }

@@ -57,6 +57,14 @@ std::vector<Frame> Known::all() const {
   return frames;
 }
 
+std::vector<Frame> Known::aborts(const std::string& group) const {
+  std::vector<Frame> frames;
+  for (const auto& one : kept_) {
+    if (one.frame.type == FrameType::Abort && one.frame.group == group) frames.push_back(one.frame);
+  }
+  return frames;
+}
+
 bool Known::is_present(int rank) const {
   return addresses_.contains(rank) && !lost_.contains(rank) && !left_.contains(rank);
 }

@@ -28,6 +28,9 @@ class Known {
   // Frames that tell a new neighbour everything.
   std::vector<Frame> all() const;
 
+  // The Abort frames of the group, as far as they are kept: for a rank that comes to it late.
+  std::vector<Frame> aborts(const std::string& group) const;
+
   // True if the rank's address is known and it is neither lost nor has left.
   bool is_present(int rank) const;
   const std::map<int, Published>& addresses() const { return addresses_; }

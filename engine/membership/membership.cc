@@ -320,6 +320,10 @@ void Membership::listen(const std::string& group, Listener listener) {
   state_->loop->post([state = state_, group, listener = std::move(listener)] {
     state->listeners[group] = listener;
     if (!state->neighbours) return;
+    // A rank that could not join may have said so, and have ended, before this one came.
+    for (const Frame& abort : state->neighbours->known().aborts(group)) {
+      if (abort.rank != state->rank) listener.aborted(abort);
+    }
     for (const auto& [who, how] : state->neighbours->known().lost()) listener.lost(who, how);
     for (const int who : state->neighbours->known().left()) listener.gone(who);
   });

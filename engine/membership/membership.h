@@ -64,8 +64,8 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // True if the rank takes part; known after connect().
   bool has(int rank) const;
 
-  // Tells `listener` about this group's events until forget(group), beginning with ranks that have
-  // already been lost or have left.
+  // Tells `listener` about this group's events until forget(group), beginning with those that have
+  // happened: aborts, ranks that are lost, ranks that have left.
   void listen(const std::string& group, Listener listener);
   void forget(const std::string& group);
   // Calls `told`, on the loop, with frames about waits (Asking to Called) that are meant for this

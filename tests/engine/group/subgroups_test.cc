@@ -13,6 +13,7 @@
 
 #include <weft/engine/group/access.h>
 #include <weft/group.h>
+#include <weft/tests/harness/meet_in.h>
 #include <weft/tests/harness/ranks.h>
 
 namespace weft {
@@ -408,6 +409,7 @@ TEST(MonitoredBarrier, StoreKeysDoNotAccumulate) {
   harness::run_threads(2, [&](int rank) {
     auto group = init_process_group(
         {.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
+    harness::meet_in(group, store);
     std::vector<std::int64_t> keys;
     for (int round = 0; round < 6; ++round) {
       // One that fails on each rank, and one that passes.
@@ -456,6 +458,7 @@ TEST(MonitoredBarrier, GivingUpDuringTheCheckTimesOut) {
   harness::run_threads(2, [&](int rank) {
     auto group = init_process_group(
         {.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
+    harness::meet_in(group, store);
     const auto error = error_of(
         [&] { group.monitored_barrier(std::chrono::milliseconds(rank == 0 ? 1000 : 300)); });
     if (rank == 1) store->give_up();

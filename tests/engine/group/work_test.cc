@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/types.h>
 
 #include <weft/engine/future/when_all.h>
 #include <weft/engine/group/access.h>
 #include <weft/group.h>
+#include <weft/tests/harness/meet_in.h>
 #include <weft/tests/harness/ranks.h>
 
 namespace weft {
@@ -266,7 +266,8 @@ TEST(Abort, EndsAPendingNewGroup) {
         As::Threads, 3,
         [](ProcessGroup& group) {
           if (group.rank() == 2) {
-            c10d::PrefixStore("group/0-2/1/", group.store()).wait({"weft/here/0", "weft/here/1"});
+            harness::store_of_later(group, "default/0-2", {0, 1, 2})
+                .get_all({"weft/here/0", "weft/here/1"}, Deadline::in(harness::kLimit));
             return group.abort("over");
           }
           const auto error = error_of([&] { group.new_group({0, 1, 2}); });

@@ -15,6 +15,7 @@
 
 #include <weft/engine/group/access.h>
 #include <weft/mesh.h>
+#include <weft/tests/harness/meet_in.h>
 #include <weft/tests/harness/on_ranks.h>
 
 namespace weft {
@@ -296,6 +297,7 @@ TEST(MeshOfRanks, AxisThatCrossesHostsIsWarnedOfOnce) {
   harness::run_threads(4, [&](int rank) {
     auto group = init_process_group(
         {.rank = rank, .world_size = 4, .store = store, .device = c10::Device(c10::kCPU)});
+    harness::meet_in(group, store);
     const Mesh mesh(group, {{"replicate", 2}, {"shard", 2}});
     group.barrier().wait();
     const std::string log = harness::LogWatch::current().text();
