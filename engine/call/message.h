@@ -71,8 +71,8 @@ void receive_message(transport::Connection& connection, const transport::Arrival
                      std::function<void(Message message, const Error* lacking)> deliver,
                      const std::function<void(const Error& why)>& refuse);
 
-// Challenges (transport/challenge.h) are read and written without the codec and have no payloads, because
-// strangers send them.
+// Challenges (transport/challenge.h) are read and written without the codec and have no payloads,
+// because strangers send them.
 Op send_challenge(transport::Connection& connection, std::span<const std::byte> body);
 // The body of a challenge; valid as long as the arrival, which the caller still has to accept.
 // Nothing if the arrival is not a challenge.

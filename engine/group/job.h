@@ -70,8 +70,8 @@ struct CoreOptions {
   void check_rank(int rank, const char* what) const;
 };
 
-// A store that the group's first rank keeps, in which its members meet without the job's store; null
-// unless all of them run Weft and are connected.
+// A store that the group's first rank keeps, in which its members meet without the job's store;
+// null unless all of them run Weft and are connected.
 c10::intrusive_ptr<c10d::Store> kept_by_members(const CoreOptions& group);
 
 // Blocks until the loop has finished its present turn and everything that was posted before. Must

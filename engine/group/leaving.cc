@@ -42,7 +42,7 @@ void warn_of_unreceived(Core& core) {
 std::vector<int> await_others(Core& core, Deadline deadline) {
   const auto known = [&](int rank) { return core.options.job->membership->has(rank); };
   Patience patience(core.options.job->waits->reports());
-  std::chrono::milliseconds pause(1000);  // until this rank says again that it leaves
+  std::chrono::milliseconds pause(20);  // until this rank says again that it leaves
   Deadline again = Deadline::in(pause);
   for (;;) {
     const Deadline turn = Deadline::sooner(patience.next(), again);

@@ -13,7 +13,7 @@ namespace weft::group {
 namespace {
 
 // How long a hello may take after the rank's listening socket has refused a connection.
-constexpr auto kHelloFollows = std::chrono::milliseconds(800);
+constexpr auto kHelloFollows = std::chrono::milliseconds(20);
 
 enum class State { Refused, Ended, Other };  // Other: it stands, or cannot be made
 

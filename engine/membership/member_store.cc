@@ -14,7 +14,7 @@ namespace {
 // How often a waiting call looks for reasons to end.
 constexpr auto kTurn = std::chrono::milliseconds(20);
 // How long a call waits for its answer before it asks again.
-constexpr std::chrono::milliseconds kFirstPatience(100), kLongestPatience(5000);
+constexpr std::chrono::milliseconds kFirstPatience(20), kLongestPatience(5000);
 
 using Value = std::vector<std::uint8_t>;
 

@@ -25,7 +25,7 @@ constexpr auto kRest = std::chrono::milliseconds(100);
 constexpr auto kDialPatience = std::chrono::seconds(10);
 // How long the children of a rank that is gone may take to connect to this one, before this rank
 // looks whether they live.
-constexpr auto kChildrenCome = std::chrono::seconds(1);
+constexpr auto kChildrenCome = std::chrono::milliseconds(20);
 // Connections without a Hello so far, beyond the number of ranks that may connect.
 constexpr std::size_t kMaxStrangers = 64;
 
