@@ -5,11 +5,11 @@
 //
 // A rank that has more asks the peers of those that it has not used for longest (Ask). It goes on
 // using them meanwhile. A peer that needs its connection too refuses, and says so when it does not
-// any more (Idle). One that does not agrees, and then holds its own messages back until
-// - the connection ends: the rank that asked has closed it. All messages of both sides have
-// arrived,
-//   because neither has sent anything after its last word. What was held back opens a new one.
-// - a message or a Stay arrives: the rank that asked has come to need the connection in between.
+// any more (Idle). One that does not agrees, and then holds its own messages back until the
+// connection ends or another message arrives. It ends when the rank that asked closes it: then all
+// messages of both sides have arrived, because neither has sent anything after its last word, and
+// what was held back opens a new connection. A message, or a Stay, arrives if the rank that asked
+// has come to need the connection in between.
 // So a rank never waits for the answer to its own question; one that has agreed waits for a peer
 // that is free to answer, because nothing that it was sent waits to be accepted.
 //
