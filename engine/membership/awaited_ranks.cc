@@ -62,9 +62,18 @@ void AwaitedRanks::on_event(int rank) {
   ranks_.erase(found);
   switch (state) {
     case State::Other: return;  // no connection can be made, which tells nothing about the rank
-    case State::Ended: return watch(rank, one.host, one.port);
+    case State::Ended: return watch_again(rank, one.host, one.port);
     case State::Refused: return give_grace(rank);
   }
+}
+
+// Not at once: the other end may be a process that closes every connection.
+void AwaitedRanks::watch_again(int rank, const std::string& host, int port) {
+  ranks_[rank].grace =
+      loop_->at(Deadline::in(kHelloFollows), [weak = weak_from_this(), rank, host, port] {
+        const auto self = weak.lock();
+        if (self && self->ranks_.contains(rank)) self->watch(rank, host, port);
+      });
 }
 
 void AwaitedRanks::give_grace(int rank) {

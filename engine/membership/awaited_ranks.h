@@ -36,9 +36,10 @@ class AwaitedRanks : public std::enable_shared_from_this<AwaitedRanks> {
     int port = 0;
     Descriptor socket;
     EventLoop::Registration ending;  // of the connection
-    EventLoop::Registration grace;   // until the hello must have come
+    EventLoop::Registration grace;   // until the next connection, or until the hello must be here
   };
   void on_event(int rank);
+  void watch_again(int rank, const std::string& host, int port);
   void give_grace(int rank);
 
   const std::shared_ptr<EventLoop> loop_;

@@ -35,7 +35,6 @@ class Known {
   bool is_present(int rank) const;
   const std::map<int, Published>& addresses() const { return addresses_; }
   const std::map<int, std::string>& lost() const { return lost_; }
-  const std::set<int>& cut() const { return cut_; }
   const std::set<int>& left() const { return left_; }
 
  private:

@@ -48,7 +48,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
 
   // Used on the loop only.
   std::map<std::string, Listener> listeners;
-  std::function<void(const Frame&frame)> listens_to_waits, listens_to_stores;
+  std::function<void(const Frame&)> listens_to_waits, listens_to_stores;
   bool closed = false;
 
   std::atomic<bool> is_placed{false};

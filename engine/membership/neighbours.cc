@@ -369,9 +369,6 @@ void Neighbours::dial() {
 }
 
 void Neighbours::await(int rank, const Published& address) {
-  const auto is_loopback = [](const std::string& host) {
-    return host.starts_with("127.") || host == "::1";
-  };
   // A loopback address may be another machine's.
   if (!awaited_ || links_.contains(rank) || (is_loopback(address.host) && !is_loopback(own_.host)))
     return;

@@ -13,8 +13,9 @@ constexpr int kChildren = 8;
 // The parent of a rank > 0 while all ranks are present.
 constexpr int static_parent(int rank) { return (rank - 1) / kChildren; }
 
-// Returns the nearest present ancestor of `rank`; if there is none, the lowest rank that is
-// present; -1 if that is `rank` itself, which is then the root. `present` is not called for `rank`.
+// Returns the nearest ancestor of `rank` that is present; if all are absent, the lowest rank that
+// is present; -1 if that is `rank` itself, which is then the root. `present` is not called for
+// `rank`.
 template <class Present>
 int parent_of(int rank, const Present& present) {
   for (int one = rank; one > 0;) {

@@ -51,7 +51,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t coun
     const auto answer = challenge.answer(*body);
     if (answer && is_refused) broken("a message is taken after a refusal");
     if (answer && answer.value().size() != sizeof(Nonce) + sizeof(Proof))
-      broken("an answer that is none to a nonce");
+      broken("the answer to a nonce has another size");
     if (challenge.is_proven()) broken("an input has proved that it knows the secret");
     is_refused = !answer;
     left = left.subspan(1 + bytes);

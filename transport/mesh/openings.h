@@ -91,7 +91,7 @@ class Openings final : public std::enable_shared_from_this<Openings> {
     EventLoop::Registration timer;  // while it waits for the peer to connect
     std::string transport;          // once it is open
     std::uint32_t closed = 0;       // as in a Hello
-    // What waits until a connection that leaves has ended.
+    // Both wait until a connection that leaves has ended.
     GuestPointer next;         // the peer has connected again
     std::optional<When> asks;  // this rank needs a new one
   };

@@ -154,7 +154,7 @@ std::string said_by_guard(const std::string& backend, const std::string& address
   return lines;
 }
 
-// What is said once a process has been said already where a test is repeated.
+// True from the second call on: a process logs it once, so a repeated test has nothing to read.
 bool is_repeated() {
   static bool is_known = false;
   return std::exchange(is_known, true);

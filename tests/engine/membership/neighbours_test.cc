@@ -31,7 +31,7 @@ namespace {
 
 constexpr std::chrono::seconds kLimit{120};
 
-// What one rank has heard.
+// The news that one rank has heard.
 struct Heard {
   std::mutex mutex;
   std::map<int, int> leaving;    // how often, by rank
@@ -330,7 +330,7 @@ TEST(Majority, IsMoreThanHalfOrHalfWithTheLowest) {
   EXPECT_FALSE(has_majority({kCut, kCut, kHere}));
   EXPECT_TRUE(has_majority({kHere, kCut, kCut, kHere}));
   EXPECT_FALSE(has_majority({kCut, kHere, kHere, kCut}));
-  // Those that have ended do not count: one of two is left, and rank 1 is the lowest of them.
+  // Ranks that have ended do not count. Of the other two, rank 1 is the lower.
   EXPECT_TRUE(has_majority({kEnded, kHere, kCut, kEnded}));
   EXPECT_FALSE(has_majority({kEnded, kCut, kHere, kEnded}));
   EXPECT_TRUE(has_majority({kEnded, kEnded, kHere}));
