@@ -27,8 +27,8 @@ Job::~Job() {
   if (!loop || is_on_loop) return;
   looked_into.reset();  // may wait for other ranks, and they for this one's membership
   if (membership) {
+    membership->leave();
     membership.reset();
-    finish_turn(*loop);  // the goodbye goes out before the loop ends
   }
   // Objects that the loop kept alive retire their memory when it is destroyed.
   loop.reset();

@@ -50,7 +50,7 @@ std::vector<int> await_others(Core& core, Deadline deadline) {
     if (slow.empty() || deadline.passed()) return slow;
     if (again.passed()) {
       // An answer may have been lost with a rank that has died or left meanwhile.
-      core.ledger->say_leaving();
+      if (!core.options.job->membership->is_whole()) core.ledger->say_leaving();
       again = Deadline::in(pause *= 2);
     }
     if (!patience.is_over()) continue;

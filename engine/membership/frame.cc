@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kMostReason = 1024;  // characters of a reason that are shown
 
-constexpr std::uint32_t kMagic = 0x334d5457;  // "WTM3"
+constexpr std::uint32_t kMagic = 0x344d5457;  // "WTM4"
 
 struct Head {
   std::uint32_t magic;

@@ -30,7 +30,9 @@ enum class FrameType : std::uint8_t {
   Leaving = 4,
   // `rank` has completed every operation that rank `number` took part in before it left the group.
   Completed = 5,
-  // `rank` leaves the job. Its connection then closes, which is no loss.
+  // `rank` leaves the job. Its neighbours send nothing more to it; it goes on passing on frames
+  // until
+  // all of them have read this, and then closes its connections, which is no loss (departing.cc).
   Goodbye = 6,
   // The frames below tell waiting ranks which ranks they wait for (group/waits). Speak and Said
   // belong to no group. A report level is the number of report times that have passed.

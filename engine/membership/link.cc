@@ -50,14 +50,16 @@ Link::Link(std::shared_ptr<EventLoop> loop, Descriptor socket, int ranks, int ra
 }
 
 void Link::start(std::chrono::milliseconds patience) {
-  watch(EPOLLIN | EPOLLOUT);
+  watch(EPOLLOUT);
   patience_ = loop_->at(Deadline::in(patience), [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (self && !self->has_greeted_) self->fail({"it does not answer", true});
   });
 }
 
-void Link::watch(std::uint32_t events) {
+// Watches for bytes of the peer until it has finished, and for `more`.
+void Link::watch(std::uint32_t more) {
+  const std::uint32_t events = more | (has_read_all_ ? 0U : EPOLLIN);
   watch_.reset();
   watch_ = loop_->watch(socket_.get(), events, [weak = weak_from_this()](std::uint32_t happened) {
     if (const auto self = weak.lock()) self->on_event(happened);
@@ -75,17 +77,23 @@ void Link::on_event(std::uint32_t events) {
     is_connected_ = true;
   }
   if ((events & EPOLLOUT) != 0) {
-    watch(EPOLLIN);
+    watch(0);
     flush();
   }
-  if ((events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0 && !ended_) read();
+  if ((events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0 && !ended_)
+    has_read_all_ ? fail(end_by(0)) : read();
 }
 
 void Link::read() {
   char buffer[65536];
   const auto count = ::recv(socket_.get(), buffer, sizeof buffer, MSG_DONTWAIT);
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (count <= 0) return fail(end_by(count == 0 ? 0 : errno));
+  if (count < 0) return fail(end_by(errno));
+  if (count == 0) {
+    has_read_all_ = events_.read_all && events_.read_all(*this);
+    if (ended_) return;
+    return has_read_all_ ? watch(unsent_.empty() ? 0U : EPOLLOUT) : fail(end_by(0));
+  }
   reader_.append({buffer, static_cast<std::size_t>(count)});
   while (!ended_) {
     Frame frame;
@@ -103,7 +111,7 @@ void Link::greeted(int rank) {
 }
 
 void Link::send(const std::string& bytes) {
-  if (ended_ || failing_) return;
+  if (ended_ || failing_ || finishes_) return;
   if (unsent_.size() + bytes.size() > kMostUnsent)
     return fail_soon({"it reads too slowly: 64 MiB of messages wait for it", false});
   unsent_ += bytes;
@@ -121,11 +129,17 @@ void Link::flush() {
     const auto count = ::send(socket_.get(), unsent_.data() + sent, unsent_.size() - sent,
                               MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && errno == EAGAIN) watch(EPOLLIN | EPOLLOUT);
+    if (count < 0 && errno == EAGAIN) watch(EPOLLOUT);
     if (count < 0) break;  // reading will show how the connection ended
     sent += static_cast<std::size_t>(count);
   }
   unsent_.erase(0, sent);
+  if (finishes_ && unsent_.empty()) ::shutdown(socket_.get(), SHUT_WR);
+}
+
+void Link::finish() {
+  if (std::exchange(finishes_, true)) return;
+  flush();
 }
 
 // Fails in a later turn: the caller may be reading from this link, or passing a frame to all links.

@@ -35,6 +35,9 @@ class Link : public std::enable_shared_from_this<Link> {
   struct Events {
     // A frame has arrived. The handler may end the link.
     std::function<void(Link&, const Frame&)> frame;
+    // The peer sends nothing more: it has finished, or its process has ended. Returns true if the
+    // link is to go on sending; otherwise the link ends.
+    std::function<bool(Link&)> read_all;
     // Called once; the link sends and receives nothing afterwards.
     std::function<void(Link&, const LinkEnd&)> ended;
   };
@@ -51,6 +54,12 @@ class Link : public std::enable_shared_from_this<Link> {
   void send(const std::string& bytes);
   // Sends now what the socket takes.
   void flush();
+  // Sends what waits, and then closes this rank's half of the connection: the peer reads its end.
+  void finish();
+  // True until finish().
+  bool can_send() const { return !finishes_; }
+  // True if the peer sends nothing more, and the link goes on.
+  bool has_read_all() const { return has_read_all_; }
   // Ends the link without an event.
   void end() noexcept;
   bool has_ended() const { return ended_; }
@@ -67,7 +76,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void read();
   void fail(const LinkEnd& end);
   void fail_soon(const LinkEnd& end);
-  void watch(std::uint32_t events);
+  void watch(std::uint32_t more);
 
   const std::shared_ptr<EventLoop> loop_;
   const Descriptor socket_;
@@ -78,6 +87,8 @@ class Link : public std::enable_shared_from_this<Link> {
   bool is_connected_ = false;
   bool ended_ = false;
   bool flushes_soon_ = false;
+  bool finishes_ = false;
+  bool has_read_all_ = false;
   FrameReader reader_;
   std::string unsent_;
   EventLoop::Registration watch_;

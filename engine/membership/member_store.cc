@@ -190,7 +190,7 @@ StoreMessage MemberStores::call(int keeper, StoreMessage request, Deadline deadl
       // The request or its answer may have been lost with a rank that has died or left meanwhile.
       if (!repeat.passed()) continue;
       repeat = Deadline::in(patience = std::min(2 * patience, kLongestPatience));
-      send(keeper, request);
+      if (!membership || !membership->is_whole()) send(keeper, request);
     }
   } catch (...) {
     forget();

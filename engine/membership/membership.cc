@@ -51,6 +51,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
   std::function<void(const Frame&)> listens_to_waits, listens_to_stores;
   bool closed = false;
 
+  std::atomic<bool> has_left{false};
   std::atomic<bool> is_placed{false};
   std::atomic<bool> all_joined{false};
   mutable Mutex mutex;
@@ -59,6 +60,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
   std::optional<Published> read(int which, Deadline deadline) const;
   Published published_by(int which, Deadline deadline) const;
   void dial(int to, Deadline deadline);
+  void begin_to_leave();  // on the loop
   void dispatch(const Frame& frame);
   void note_gone(int who, const Gone& how);
   void on_placed();
@@ -123,13 +125,26 @@ std::shared_ptr<Membership> Membership::make(int rank, int size, const std::stri
 Membership::Membership(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 Membership::~Membership() {
-  // The sockets close on the loop, after the goodbye.
-  state_->loop->post([state = state_] {
-    state->closed = true;
-    if (state->neighbours) state->neighbours->close();
-    state->listeners.clear();
-    state->listens_to_waits = nullptr;
-    state->listens_to_stores = nullptr;
+  state_->loop->post([state = state_] { state->begin_to_leave(); });
+}
+
+void Membership::leave() {
+  state_->loop->post([state = state_] { state->begin_to_leave(); });
+  state_->loop->drive([this] { return state_->has_left.load(); },
+                      Deadline::in(2 * kLeavingPatience));
+}
+
+void Membership::State::begin_to_leave() {
+  if (std::exchange(closed, true)) return;
+  listeners.clear();
+  listens_to_waits = nullptr;
+  listens_to_stores = nullptr;
+  if (!neighbours) {
+    has_left = true;
+    return;
+  }
+  neighbours->leave(kLeavingPatience, [weak = weak_from_this()](bool) {
+    if (const auto self = weak.lock()) self->has_left = true;
   });
 }
 
@@ -350,6 +365,11 @@ std::optional<Membership::Gone> Membership::gone(int rank) const {
   MutexLock lock(state_->mutex);
   const auto found = state_->gone.find(rank);
   return found == state_->gone.end() ? std::nullopt : std::optional(found->second);
+}
+
+bool Membership::is_whole() const {
+  MutexLock lock(state_->mutex);
+  return state_->gone.empty();
 }
 
 void Membership::forget(const std::string& group) {

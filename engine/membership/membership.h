@@ -42,8 +42,12 @@ class Membership : public std::enable_shared_from_this<Membership> {
                                           std::shared_ptr<StoreBootstrap> store,
                                           std::shared_ptr<EventLoop> loop,
                                           const std::string& secret = {});
-  // Sends a goodbye.
+  // As leave(), without the wait.
   ~Membership();
+
+  // Says goodbye to the job, and waits until the neighbours in the tree do not need this rank any
+  // more, at most for kLeavingPatience. Call it last, outside of the loop.
+  void leave();
 
   // Connects to this rank's parent in the tree as soon as that has published its address; if the
   // parent is late, to the parent's parent. Also returns when stop() is true, since they may not
@@ -81,9 +85,11 @@ class Membership : public std::enable_shared_from_this<Membership> {
   };
   // As far as this rank has heard.
   std::optional<Gone> gone(int rank) const;
+  // True as long as no rank is lost or has left. Until then no frame is lost either.
+  bool is_whole() const;
   // Sends the frame to all other ranks; a frame whose type names a rank in `number`, to that rank
-  // only. A frame for one rank may be lost with a rank on its way that dies or leaves: the sender
-  // repeats it if it has no answer.
+  // only. A frame for one rank may be lost with a rank on its way that dies or leaves: if the job
+  // is not whole, the sender repeats a frame that has no answer.
   void send(Frame frame);
 
  private:

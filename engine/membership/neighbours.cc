@@ -93,45 +93,33 @@ void Neighbours::start() {
     if (!self) return;
     const std::string before =
         self->has_settled_ ? "" : " before it had connected to rank " + std::to_string(self->rank_);
-    self->note_lost(who, {"its process ended" + before, false});
+    self->suspect(who, {"its process ended" + before, false});
   };
   awaited_ = std::make_shared<AwaitedRanks>(loop_, greets, died);
   watch_listening();
-}
-
-void Neighbours::close() {
-  is_closed_ = true;
-  const std::string goodbye = encode({FrameType::Goodbye, rank_, 0, "", ""});
-  for (const auto& [rank, link] : links_) {
-    link->send(goodbye);
-    link->flush();
-    link->end();
-  }
-  links_.clear();
-  strangers_.clear();
-  dialled_.reset();
-  dials_again_.reset();
-  expecting_.reset();
-  accepting_.reset();
-  resting_.reset();
-  awaited_.reset();
 }
 
 // --- Links ---
 
 Neighbours::LinkPointer Neighbours::make_link(Descriptor socket, int rank) {
   const auto weak = weak_from_this();
-  const auto link = std::make_shared<Link>(loop_, std::move(socket), own_.size, rank,
-                                           Link::Events{.frame =
-                                                            [weak](Link& from, const Frame& frame) {
-                                                              if (const auto self = weak.lock())
-                                                                self->on_frame(from, frame);
-                                                            },
-                                                        .ended =
-                                                            [weak](Link& from, const LinkEnd& end) {
-                                                              if (const auto self = weak.lock())
-                                                                self->on_ended(from, end);
-                                                            }});
+  const auto link =
+      std::make_shared<Link>(loop_, std::move(socket), own_.size, rank,
+                             Link::Events{.frame =
+                                              [weak](Link& from, const Frame& frame) {
+                                                if (const auto self = weak.lock())
+                                                  self->on_frame(from, frame);
+                                              },
+                                          .read_all =
+                                              [weak](Link& from) {
+                                                const auto self = weak.lock();
+                                                return self && self->on_read_all(from);
+                                              },
+                                          .ended =
+                                              [weak](Link& from, const LinkEnd& end) {
+                                                if (const auto self = weak.lock())
+                                                  self->on_ended(from, end);
+                                              }});
   link->start(kHelloPatience);
   return link;
 }
@@ -177,11 +165,10 @@ void Neighbours::on_hello(Link& link, const Frame& hello) {
   const bool is_ours = link.rank() >= 0;  // this rank has connected
   if (link.challenge && !link.challenge->is_proven())
     return refuse(link, "it did not prove that it knows the group's secret");
-  const bool is_expected =
-      hello.type == FrameType::Hello && hello.rank != rank_ &&
-      (is_ours ? hello.rank == link.rank()
-               : hello.text == own_.token && !links_.contains(hello.rank) &&
-                     !known_.lost().contains(hello.rank) && !known_.left().contains(hello.rank));
+  const bool is_expected = hello.type == FrameType::Hello && hello.rank != rank_ &&
+                           (is_ours ? hello.rank == link.rank()
+                                    : hello.text == own_.token && !links_.contains(hello.rank) &&
+                                          !known_.lost().contains(hello.rank));
   if (!is_expected) return refuse(link, "it is not of this job");
   const LinkPointer stay = link.shared_from_this();
   link.greeted(hello.rank);
@@ -189,6 +176,7 @@ void Neighbours::on_hello(Link& link, const Frame& hello) {
   if (is_ours) dialled_.reset();
   links_[hello.rank] = stay;
   if (awaited_) awaited_->came(hello.rank);
+  comers_.erase(hello.rank);
   if (!is_ours) link.send(encode({FrameType::Hello, rank_, 0, "", ""}));
   greet(link);
   if (is_ours) events_.placed();
@@ -221,8 +209,10 @@ void Neighbours::on_challenge(Link& link, const Frame& frame) {
 // Tells the other side what this rank knows.
 void Neighbours::greet(Link& link) {
   for (const Frame& frame : known_.all()) link.send(encode(frame));
-  if (link.rank() != parent_) return;
-  for (const int rank : joined_) link.send(encode({FrameType::Joined, rank, 0, "", ""}));
+  if (link.rank() == parent_) {
+    for (const int rank : joined_) link.send(encode({FrameType::Joined, rank, 0, "", ""}));
+  }
+  if (left_) say_goodbye(link);
 }
 
 void Neighbours::on_ended(Link& link, const LinkEnd& end) {
@@ -236,7 +226,8 @@ void Neighbours::on_ended(Link& link, const LinkEnd& end) {
   }
   if (dialled_ == stay) {
     dialled_.reset();
-    if (!end.is_cut || dials_until_.passed()) return note_lost(rank, end);
+    if (!end.is_cut) return suspect(rank, end);
+    if (dials_until_.passed()) return note_lost(rank, end);
     dials_again_ = loop_->at(Deadline::in(kRest), [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->dial();
     });
@@ -245,7 +236,15 @@ void Neighbours::on_ended(Link& link, const LinkEnd& end) {
   const auto found = links_.find(rank);
   if (found == links_.end() || found->second != stay) return;
   links_.erase(found);
-  known_.left().contains(rank) ? find_parent() : note_lost(rank, end);
+  if (known_.left().contains(rank)) {
+    find_parent();
+  } else if (!left_) {
+    note_lost(rank, end);
+  } else if (!link.has_read_all()) {
+    // It may be looking for another parent.
+    suspect(rank, end);
+  }
+  go_on_leaving();
 }
 
 // --- Frames ---
@@ -283,15 +282,20 @@ void Neighbours::take_news(const Frame& frame, int from) {
     if (parent != links_.end()) parent->second->send(encode(frame));
     return events_.placed();
   }
+  if (frame.type == FrameType::Goodbye && from == frame.rank) on_goodbye(from);
   // The other ranks take this one for lost: their connections to it end, which it will notice.
   if (frame.rank == rank_ || !known_.take(frame)) return;
   pass_on(frame, from);
   if (frame.type == FrameType::Here) return;
   std::fill(ways_.begin(), ways_.end(), -1);
-  // A rank that says goodbye sends nothing behind it.
-  if (frame.type == FrameType::Lost || from == frame.rank) drop_link(frame.rank);
+  suspects_.erase(frame.rank);
+  if (frame.type == FrameType::Lost) {
+    drop_link(frame.rank);
+    if (frame.rank == parent_) has_told_parent_ = false;
+  }
   events_.frame(frame);
   find_parent();
+  go_on_leaving();
 }
 
 void Neighbours::drop_link(int rank) {
@@ -302,7 +306,8 @@ void Neighbours::drop_link(int rank) {
 }
 
 void Neighbours::note_lost(int rank, const LinkEnd& end) {
-  log::debug("rank " + std::to_string(rank) + " is lost: " + end.how);
+  log::debug("rank " + std::to_string(rank) + " is lost: " + end.how + " (as rank " +
+             std::to_string(rank_) + " has noticed)");
   take_news({FrameType::Lost, rank, end.is_cut ? kCut : 0, "", end.how}, rank_);
 }
 
@@ -314,7 +319,8 @@ void Neighbours::pass_on(const Frame& frame, int from) {
     if (frame.number >= static_cast<std::uint64_t>(own_.size)) return;
     const int to = static_cast<int>(frame.number);
     const auto direct = links_.find(links_.contains(to) ? to : ways_[frame.number]);
-    if (direct != links_.end() && direct->first != from) return direct->second->send(bytes);
+    if (direct != links_.end() && direct->first != from && direct->second->can_send())
+      return direct->second->send(bytes);
   }
   for (const auto& [rank, link] : links_) {
     if (rank != from && rank != frame.rank) link->send(bytes);
@@ -342,9 +348,9 @@ void Neighbours::settle(const std::map<int, Published>& addresses) {
 
 void Neighbours::find_parent() {
   if (is_closed_ || !has_settled_) return;
-  const auto present = [this](int rank) { return known_.is_present(rank); };
+  const auto present = [this](int rank) { return is_present(rank); };
   expect_children();
-  if (parent_ >= 0 && present(parent_)) return;
+  if (parent_ >= 0 && (present(parent_) || has_told_parent_)) return;
   dialled_.reset();
   dials_again_.reset();
   parent_ = parent_of(rank_, present);
@@ -354,13 +360,13 @@ void Neighbours::find_parent() {
 }
 
 void Neighbours::dial() {
-  if (is_closed_ || parent_ < 0 || !known_.is_present(parent_)) return;
+  if (is_closed_ || parent_ < 0 || !is_present(parent_)) return;
   const Published& address = known_.addresses().at(parent_);
   try {
     dialled_ = make_link(dial_socket(address), parent_);
     open(*dialled_, address);
   } catch (const Error& error) {
-    if (error.blame() != Blame::Busy) return note_lost(parent_, {error.text(), false});
+    if (error.blame() != Blame::Busy) return suspect(parent_, {error.text(), false});
     log::debug(error.text());
     dials_again_ = loop_->at(Deadline::in(kRest), [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->dial();
@@ -386,11 +392,8 @@ void Neighbours::expect_children() {
   expecting_ = loop_->at(Deadline::in(kChildrenCome), [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (!self || self->is_closed_) return;
-    const auto present = [&](int rank) { return self->known_.is_present(rank); };
     for (int rank = self->rank_ + 1; rank < self->own_.size; ++rank) {
-      const bool is_adopted = present(rank) && static_parent(rank) != self->rank_ &&
-                              parent_of(rank, present) == self->rank_;
-      if (is_adopted && !self->links_.contains(rank))
+      if (self->is_adopted(rank) && !self->links_.contains(rank))
         self->await(rank, self->known_.addresses().at(rank));
     }
   });

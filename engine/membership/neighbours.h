@@ -13,6 +13,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -34,6 +35,9 @@ namespace weft::group {
 // Returns a socket that is connecting to the address. Throws Busy without descriptors, and PeerLost
 // if the system refuses the connection at once.
 Descriptor dial_socket(const Published& address);
+
+// A rank that leaves waits at most so long for its neighbours.
+constexpr auto kLeavingPatience = std::chrono::seconds(1);
 
 class Neighbours : public std::enable_shared_from_this<Neighbours> {
  public:
@@ -59,8 +63,10 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   void settle(const std::map<int, Published>& addresses);
   // Notices it if the process at that address ends before the rank has connected to this one.
   void await(int rank, const Published& address);
-  // Says goodbye and closes all connections.
-  void close();
+  // Says goodbye, and goes on passing on the frames of others until no neighbour sends anything
+  // this way any more, or `patience` is over (not in order); then closes all connections and calls
+  // `left`. Lives until then. Says goodbye to its next parent too, if it is looking for one.
+  void leave(std::chrono::milliseconds patience, std::function<void(bool in_order)> left);
 
   const Known& known() const { return known_; }
   bool is_root() const { return has_settled_ && parent_ < 0; }
@@ -91,6 +97,16 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   void find_parent();
   void dial();
   void expect_children();
+  void say_goodbye(Link& link);
+  void on_goodbye(int from);
+  bool on_read_all(Link& link);
+  void go_on_leaving();
+  bool is_present(int rank) const;
+  bool is_adopted(int rank) const;
+  void suspect(int rank, const LinkEnd& end);
+  void judge_later();
+  void judge();
+  void end(bool in_order);
 
   const std::shared_ptr<EventLoop> loop_;
   const int rank_;
@@ -114,6 +130,14 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   std::vector<int> ways_;  // the neighbour from which a rank's frames arrive; -1: not known
   std::set<int> joined_;
   bool has_settled_ = false;
+  std::map<int, LinkEnd> suspects_;  // cannot be reached, and may have left
+  Deadline suspects_until_ = Deadline::never();
+  EventLoop::Registration judges_;
+  std::function<void(bool)> left_;  // set while this rank is leaving
+  bool has_told_parent_ = false;    // that this rank is leaving
+  EventLoop::Registration leaves_until_;
+  std::set<int> comers_;  // ranks that are connecting to this one, and do not know that it leaves
+  EventLoop::Registration stops_expecting_;
   bool is_closed_ = false;
   std::atomic<int> lacks_{0};
 };

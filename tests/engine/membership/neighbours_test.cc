@@ -54,6 +54,7 @@ class Tree {
     });
   }
   ~Tree() {
+    until([&] { return leaving_ == 0; });
     for (int rank = 0; rank < size_; ++rank) kill(rank);
     for (const auto& loop : loops_) finish(*loop);
   }
@@ -75,8 +76,14 @@ class Tree {
     dead_.insert(rank);
   }
   void leave(int rank) {
-    on(rank, [](Neighbours& one) { one.close(); });
-    kill(rank);
+    ++leaving_;
+    on(rank, [this](Neighbours& one) {
+      one.leave(kLimit, [this](bool in_order) {
+        if (!in_order) ++out_of_order_;
+        --leaving_;
+      });
+    });
+    kill(rank);  // it lives until it has left
   }
   std::vector<int> living() const {
     std::vector<int> ranks;
@@ -84,6 +91,7 @@ class Tree {
       if (!dead_.contains(rank)) ranks.push_back(rank);
     return ranks;
   }
+  bool lives(int rank) const { return !dead_.contains(rank); }
   // True if it holds for all living ranks. Asks each on its loop.
   bool all(const std::function<bool(const Neighbours&)>& holds) {
     std::atomic<int> asked{0}, agree{0};
@@ -110,6 +118,11 @@ class Tree {
       std::sort(lost.begin(), lost.end());
       EXPECT_EQ(lost, ranks) << "as rank " << rank << " has heard";
     }
+  }
+  // Waits until all ranks that leave have left, and all their neighbours have noticed it.
+  void expect_all_left() {
+    until([&] { return leaving_ == 0; });
+    EXPECT_EQ(out_of_order_, 0);
   }
   void until(const std::function<bool()>& done) {
     const auto end = Deadline::in(kLimit);
@@ -170,6 +183,7 @@ class Tree {
   std::vector<std::shared_ptr<Neighbours>> owners_;
   std::vector<std::weak_ptr<Neighbours>> ranks_;
   std::set<int> dead_;
+  std::atomic<int> leaving_{0}, out_of_order_{0};
 };
 
 Frame leaving() { return {FrameType::Leaving, 0, 0, "group", "0"}; }
@@ -256,6 +270,62 @@ TEST(TreeOfRanks, GoesOnWhenTheRootLeaves) {
   tree.kill(4);
   tree.expect_lost({4});
   expect_talk(tree);
+}
+
+// Lets the ranks leave at one moment, in that order, and waits until all others know it.
+void leave_together(Tree& tree, const std::vector<int>& leavers) {
+  for (const int rank : leavers) tree.leave(rank);
+  tree.until([&] {
+    return tree.all([&](const Neighbours& one) {
+      const auto& known = one.known();
+      return std::all_of(leavers.begin(), leavers.end(), [&](int rank) {
+        return known.left().contains(rank) || known.lost().contains(rank);
+      });
+    });
+  });
+  tree.expect_all_left();
+}
+
+// Their goodbyes pass through ranks that are leaving too.
+TEST(TreeOfRanks, RanksThatLeaveTogetherAreNotTakenForLost) {
+  std::vector<int> leavers{1, 9, 73};  // each is the parent of the next
+  do {
+    Tree tree(80);
+    leave_together(tree, leavers);
+    for (const int rank : tree.living()) {
+      const std::lock_guard lock(tree.heard(rank).mutex);
+      EXPECT_EQ(tree.heard(rank).left.size(), 3U) << "as rank " << rank << " has heard";
+      EXPECT_EQ(tree.heard(rank).lost, std::vector<int>()) << "as rank " << rank << " has heard";
+    }
+    expect_talk(tree);
+  } while (std::next_permutation(leavers.begin(), leavers.end()));
+}
+
+// Where the root and most others leave, a rank may take one of them for lost that it could not
+// reach any more, but nobody who stays.
+TEST(TreeOfRanks, MostRanksMayLeaveTogetherInAnyOrder) {
+  const auto seed = std::random_device()();
+  std::mt19937 random(seed);
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  for (int round = 0; round < 5; ++round) {
+    Tree tree(40);
+    std::vector<int> leavers = tree.living();
+    std::shuffle(leavers.begin(), leavers.end(), random);
+    leavers.resize(37);
+    leave_together(tree, leavers);
+    for (const int rank : tree.living()) {
+      const std::lock_guard lock(tree.heard(rank).mutex);
+      for (const int lost : tree.heard(rank).lost)
+        EXPECT_FALSE(tree.lives(lost)) << lost << " as rank " << rank << " has heard";
+    }
+    expect_talk(tree);
+  }
+}
+
+TEST(TreeOfRanks, AllRanksMayLeaveTogether) {
+  Tree tree(100);
+  for (const int rank : tree.living()) tree.leave(rank);
+  tree.expect_all_left();
 }
 
 TEST(TreeOfRanks, SurvivesDeathsAtRandomMoments) {
