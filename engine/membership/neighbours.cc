@@ -191,7 +191,14 @@ void Neighbours::open(Link& link, const Published& address) {
   if (secret_.empty()) return link.send(encode({FrameType::Hello, rank_, 0, "", address.token}));
   link.challenge.emplace(transport::Side::Connector, secret_, kPurpose,
                          bound(address, link.rank()));
-  send_challenge(link, rank_, link.challenge->open());
+  try {
+    send_challenge(link, rank_, link.challenge->open());
+  } catch (const Error& error) {  // the system gives no random bytes
+    log::warn("rank " + std::to_string(rank_) + " cannot connect to rank " +
+              std::to_string(link.rank()) + " yet: " + error.text());
+    link.end();
+    on_ended(link, {error.text(), true});
+  }
 }
 
 void Neighbours::on_challenge(Link& link, const Frame& frame) {

@@ -47,6 +47,7 @@ void StoreKeeper::handle(int asker, const StoreMessage& request, const Answer& a
     };
     waiting_.remove_if(is_same);
     if (request.call == StoreCall::Forget) return;
+    const std::size_t keys = values_.size();
     auto& given = given_[asker];
     const auto before = given.find(request.number);
     if (must_not_repeat(request.call) && before != given.end()) {
@@ -58,7 +59,7 @@ void StoreKeeper::handle(int asker, const StoreMessage& request, const Answer& a
         given[request.number] = reply;
         if (given.size() > kMostGiven) given.erase(given.begin());
       }
-      ready = answerable();
+      if (values_.size() > keys) ready = answerable();
       ready.push_back({std::move(reply), answer});
     }
   }
