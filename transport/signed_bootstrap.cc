@@ -63,6 +63,29 @@ bool SignedBootstrap::compare_set(const std::string& key, const Bytes& expected,
 
 void SignedBootstrap::erase(const std::string& key) { store_->erase(key); }
 
+bool SignedBootstrap::exist(const std::vector<std::string>& keys) {
+  return transport::exist(*store_, keys);
+}
+
+std::vector<Bootstrap::Bytes> SignedBootstrap::get_all(const std::vector<std::string>& keys,
+                                                       Deadline deadline) {
+  auto values = transport::get_all(*store_, keys, deadline);
+  for (std::size_t i = 0; i < keys.size(); ++i) values[i] = unsealed(keys[i], std::move(values[i]));
+  return values;
+}
+
+std::optional<Bootstrap::Bytes> SignedBootstrap::find(const std::string& key) {
+  auto value = transport::find(*store_, key);
+  if (value) *value = unsealed(key, std::move(*value));
+  return value;
+}
+
+Bootstrap::Bytes SignedBootstrap::set_once(const std::string& key, const Bytes& value) {
+  return unsealed(key, transport::set_once(*store_, key, sealed(key, value)));
+}
+
+bool SignedBootstrap::ends_with_job() const { return transport::ends_with_job(*store_); }
+
 Bootstrap::Bytes SignedBootstrap::sealed(const std::string& key, const Bytes& value) const {
   const Proof signature = signature_of(secret_, scope_, key, value);
   const auto mark = bytes_of(kMark);

@@ -13,12 +13,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
-#include <weft/transport/bootstrap.h>
+#include <weft/transport/batched_bootstrap.h>
 
 namespace weft::transport {
 
-class SignedBootstrap final : public Bootstrap {
+class SignedBootstrap final : public BatchedBootstrap {
  public:
   // The same text on all ranks as `scope`, which tells their keys from equal keys elsewhere in the
   // store (another group, another device).
@@ -31,6 +32,12 @@ class SignedBootstrap final : public Bootstrap {
   bool exists(const std::string& key) override;
   bool compare_set(const std::string& key, const Bytes& expected, const Bytes& desired) override;
   void erase(const std::string& key) override;
+  bool exist(const std::vector<std::string>& keys) override;
+  // These throw as get() does.
+  std::vector<Bytes> get_all(const std::vector<std::string>& keys, Deadline deadline) override;
+  std::optional<Bytes> find(const std::string& key) override;
+  Bytes set_once(const std::string& key, const Bytes& value) override;
+  bool ends_with_job() const override;
 
   // A value as it lies in the store.
   Bytes sealed(const std::string& key, const Bytes& value) const;

@@ -110,13 +110,24 @@ void Joining::join(Core* parent) {
   has_joined_ = true;
 }
 
+// Tells the other ranks that this one is here, and which backends it has; in the first group
+// together with the next key that `with` sets, if it is not null.
+void Joining::announce(StoreBootstrap* with) {
+  failure_.by_the_store([&] {
+    if (is_first()) return options_.job->membership->publish(carriers_.names(), with);
+    store_.set(here_key(options_.rank), to_bytes(carriers_.names()));
+  });
+}
+
+// Until the ranks of the job have met, the keys of their memberships announce them.
+bool Joining::is_first() const { return !options_.job->connected; }
+
 // If no backend meets the other ranks before the first operation, the job's ranks meet here. Python
 // ranks do not announce themselves, so this waits only for kMoment for ranks that may be Python's.
 void Joining::meet_members() {
   constexpr auto kMoment = std::chrono::seconds(60);
   const auto& membership = options_.job->membership;
-  failure_.by_the_store(
-      [this] { store_.set(here_key(options_.rank), to_bytes(carriers_.names())); });
+  announce();
   try {
     membership->wait_for_all(
         Deadline::in(std::min<std::chrono::milliseconds>(options_.timeout, kMoment)));
@@ -128,12 +139,12 @@ void Joining::meet_members() {
               describe(kMoment) + "; this is expected of Python's ranks, and this rank goes on");
     return;
   }
-  on_all_met();
+  on_all_met(true);
 }
 
-void Joining::on_all_met() {
-  options_.job->membership->connect([this] { throw_if_hopeless(); },
-                                    Deadline::in(options_.timeout));
+void Joining::on_all_met(bool all_run_weft) {
+  options_.job->membership->connect([this] { throw_if_hopeless(); }, Deadline::in(options_.timeout),
+                                    all_run_weft);
   options_.job->connected = true;
   options_.job->waits->rounds().on_connected();
 }
@@ -141,11 +152,9 @@ void Joining::on_all_met() {
 // The same for a later group: before a member tells something about the group, for example that it
 // leaves, the others must be listening.
 void Joining::await_members() {
-  failure_.by_the_store(
-      [this] { store_.set(here_key(options_.rank), to_bytes(carriers_.names())); });
+  announce();
   const Deadline deadline = Deadline::in(options_.timeout);
-  Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
-                  absent_from(options_, kHere));
+  Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(), absent());
   for (int rank = 0; rank < options_.size; ++rank) {
     const bool is_told =
         options_.job->membership->has(options_.global_ranks[static_cast<std::size_t>(rank)]);
@@ -201,9 +210,13 @@ void Joining::make_communicator(const Carrier& carrier, const c10::Device& devic
   const auto store =
       c10::make_intrusive<c10d::PrefixStore>(device_prefix(device.type()), options_.own_store);
   const auto gives_up = std::make_shared<std::atomic<bool>>(false);
-  join.store = std::make_shared<StoreBootstrap>(store, [gives_up] {
-    if (*gives_up) throw Error(Blame::Cancelled, "this rank no longer joins the group");
-  });
+  const auto bootstrap = std::make_shared<StoreBootstrap>(
+      store,
+      [gives_up] {
+        if (*gives_up) throw Error(Blame::Cancelled, "this rank no longer joins the group");
+      },
+      is_first() ? StoreBootstrap::Lives::WithJob : StoreBootstrap::Lives::WithGroup);
+  join.store = bootstrap;
   join.device = carrier.staged ? Device::host() : tensor::device_of(device);
   if (device.is_cuda()) join.cuda = options_.job->devices->open(device.index());
   join.timeout = options_.timeout;
@@ -212,6 +225,8 @@ void Joining::make_communicator(const Carrier& carrier, const c10::Device& devic
   join.secret = options_.secret;
   guard(join, *carrier.transport, device_prefix(device.type()));
   join.max_connections = options_.max_connections;
+  // Backends of Weft's own soon publish this rank's address.
+  if (options_.size > 1) announce(carrier.transport->asks_for_secret() ? bootstrap.get() : nullptr);
   std::shared_ptr<transport::Communicator> made;
   try {
     made = meet(carrier, device.type(), join);
@@ -223,8 +238,9 @@ void Joining::make_communicator(const Carrier& carrier, const c10::Device& devic
     warn_of_shared_gpu(*join.store, device);
     made = options_.job->devices->stage_over(std::move(made), device.index(), options_.job->loop);
   }
-  // All ranks of the job have come this far, so it is known now which of them run Weft.
-  if (!options_.job->connected) on_all_met();
+  // All ranks of the job have come this far, so it is known now which of them run Weft. Others do
+  // not know a backend of Weft's own.
+  if (is_first()) on_all_met(carrier.transport->asks_for_secret());
   carriers_.set(device, made);
   trace::record_transports(member_, carriers_.transports());
   failure_.abort_on_failure(made);
@@ -243,8 +259,6 @@ std::shared_ptr<transport::Communicator> Joining::meet(const Carrier& carrier, c
   if (options_.size == 1) return carrier.transport->join(join);
   const auto attempt = std::make_shared<Attempt>();
   failure_.raise_on_failure(attempt);
-  failure_.by_the_store(
-      [this] { store_.set(here_key(options_.rank), to_bytes(carriers_.names())); });
   begin(attempt, carrier, join);
   await(*attempt, type);
   if (failure_.is_broken()) throw_if_hopeless();
@@ -289,9 +303,13 @@ void Joining::begin(const std::shared_ptr<Attempt>& attempt, const Carrier& carr
 void Joining::await(const Attempt& attempt, c10::DeviceType type) {
   constexpr std::chrono::milliseconds kTurn(100), kLongestPause(5000);
   const Deadline deadline = Deadline::in(options_.timeout);
-  if (!options_.job->connected) {
+  if (is_first()) {
+    Deadline turn = Deadline::in(kTurn);
     const auto is_over = [&] {
-      throw_if_hopeless();
+      if (turn.passed()) {
+        throw_if_hopeless();
+        turn = Deadline::in(kTurn);
+      }
       return attempt.query();
     };
     try {
@@ -302,15 +320,14 @@ void Joining::await(const Attempt& attempt, c10::DeviceType type) {
       throw;
     }
   }
-  Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(),
-                  absent_from(options_, kHere));
+  Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(), absent());
   bool agreed = false;
   auto pause = kTurn;  // until ranks are looked for again
   Deadline look = Deadline::in(pause);
   while (!attempt.synchronize(Deadline::in(kTurn))) {
     throw_if_hopeless();
     throw_if_out_of_reach();
-    if (!options_.job->connected && look.passed()) {
+    if (is_first() && look.passed()) {
       options_.job->membership->look_for_published();
       look = Deadline::in(pause = std::min(2 * pause, kLongestPause));
     }
@@ -343,7 +360,7 @@ void Joining::throw_if_hopeless() {
   // Checked first: a rank writes into the store before it leaves.
   const bool was_broken = failure_.is_broken();
   try {
-    if (store_.exists(kFailedKey)) told = to_text(store_.get(kFailedKey, Deadline::never()));
+    if (const auto value = store_.find(kFailedKey)) told = to_text(*value);
   } catch (const Error& error) {
     unreachable = error;
     static_cast<void>(failure_.is_broken(kLossIsTold));
@@ -378,22 +395,31 @@ void Joining::throw_if_out_of_reach() {
 // True if rank 0 has announced its backends; throws Caller if this rank has other ones.
 bool Joining::agrees_with_first(c10::DeviceType type) {
   if (options_.rank == 0) return true;
-  if (!store_.exists(here_key(0))) return false;
-  const std::string said = to_text(store_.get(here_key(0), Deadline::in(options_.timeout)));
+  std::optional<std::string> said;
+  if (is_first()) {
+    said = options_.job->membership->backends_of(0);
+  } else if (const auto value = store_.find(here_key(0))) {
+    said = to_text(*value);
+  }
+  if (!said) return false;
   const auto name = [type](const std::string& backends) {
     const auto all = parse_backends(backends);
     const auto found = all.find(type);
     return found == all.end() ? "none" : "'" + found->second + "'";
   };
-  if (name(said) == name(carriers_.names())) return true;
+  if (name(*said) == name(carriers_.names())) return true;
   throw Error(Blame::Caller,
-              "joining " + options_.place() + ": rank 0 has backend " + name(said) + " for " +
+              "joining " + options_.place() + ": rank 0 has backend " + name(*said) + " for " +
                   c10::DeviceTypeName(type, /*lower_case=*/true) + " tensors, rank " +
                   std::to_string(options_.rank) + " has " + name(carriers_.names()) +
                   "; give all ranks the same (ProcessGroupOptions::backend, WEFT_BACKEND)");
 }
 
-std::vector<int> Joining::missing_ranks() const { return absent_from(options_, kHere)(); }
+Meeting::Missing Joining::absent() const {
+  return absent_from(options_, is_first() ? Membership::key_of_ranks() : kHere);
+}
+
+std::vector<int> Joining::missing_ranks() const { return absent()(); }
 
 std::string Joining::what() const {
   return parent_ == nullptr ? "init_process_group" : "the making";

@@ -18,6 +18,7 @@
 #include <weft/engine/group/failure.h>
 #include <weft/engine/group/job.h>
 #include <weft/engine/group/ledger.h>
+#include <weft/engine/group/meeting.h>
 #include <weft/engine/store/store.h>
 #include <weft/profiling/trace/description.h>
 #include <weft/transport/transport.h>
@@ -49,7 +50,9 @@ class Joining {
  private:
   void meet_members();
   void await_members();
-  void on_all_met();
+  void announce(StoreBootstrap* with = nullptr);
+  bool is_first() const;
+  void on_all_met(bool all_run_weft);
   struct Attempt;
   void make_communicator(const Carrier& carrier, const c10::Device& device);
   std::shared_ptr<transport::Communicator> meet(const Carrier& carrier, c10::DeviceType type,
@@ -61,7 +64,8 @@ class Joining {
   void throw_if_hopeless();
   void throw_if_out_of_reach();
   bool agrees_with_first(c10::DeviceType type);
-  // Members that have not announced that they join.
+  // Finds the members that have not announced that they join.
+  Meeting::Missing absent() const;
   std::vector<int> missing_ranks() const;
   Error not_come(const std::vector<int>& ranks) const;
   std::string what() const;

@@ -23,6 +23,7 @@
 #include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/progress.h>
 #include <weft/profiling/trace/timeline.h>
+#include <weft/transport/batched_bootstrap.h>
 
 namespace weft::instruments {
 
@@ -179,9 +180,9 @@ std::shared_ptr<const void> join_timeline(const InstrumentedRank& participant,
   }
 }
 
-// How ranks find out that they do not make the same timeline. A rank with a timeline counts
-// itself before it looks for ranks without one, and the other way round: of two ranks that
-// differ, at least one notices and tells the ranks that wait for the verdict.
+// How ranks find out that they do not make the same timeline. The first of them says in the store
+// what it makes, and all others compare that with what they make: of two ranks that differ, at
+// least one notices and tells the ranks that wait for the verdict.
 class Agreement {
  public:
   Agreement(const InstrumentedRank& participant, transport::Bootstrap& store, Deadline deadline)
@@ -189,17 +190,13 @@ class Agreement {
 
   // Called by a rank that makes a timeline.
   void make() {
-    const std::string mine = std::to_string(participant_.rank) + " " + participant_.timeline;
-    const bool is_first = store_.add(kMakers, 1) == 1;
-    if (is_first) store_.set(kFirst, group::to_bytes(mine));
-    const auto [rank, file] =
-        is_first ? std::pair(participant_.rank, participant_.timeline) : first();
+    store_.add(kMakers, 1);
+    const auto [rank, file] = first();
+    const std::string mine = makes(participant_.rank, participant_.timeline);
+    if (file.empty()) refuse(mine + ", and rank " + std::to_string(rank) + " makes none");
     if (std::filesystem::path(file).lexically_normal() !=
         std::filesystem::path(participant_.timeline).lexically_normal())
-      refuse(makes(rank, file) + ", and " + makes(participant_.rank, participant_.timeline));
-    if (store_.add(kOthers, 0) > 0)
-      refuse(makes(participant_.rank, participant_.timeline) + ", and " + text(kOther) +
-             " makes none");
+      refuse(makes(rank, file) + ", and " + mine);
     if (store_.add(kAgree, 1) == participant_.ranks) store_.set(kVerdict, {});
     const std::string verdict = text(kVerdict);
     if (verdict.empty()) return;
@@ -209,19 +206,15 @@ class Agreement {
 
   // Called by a rank that makes none.
   void make_none() {
-    const std::string me = "rank " + std::to_string(participant_.rank);
-    store_.set(kOther, group::to_bytes(me));
-    store_.add(kOthers, 1);
-    if (store_.add(kMakers, 0) == 0) return;
     const auto [rank, file] = first();
-    refuse(makes(rank, file) + ", and " + me + " makes none");
+    if (file.empty()) return;
+    refuse(makes(rank, file) + ", and rank " + std::to_string(participant_.rank) + " makes none");
   }
 
  private:
   static constexpr const char* kMakers = "weft/timeline/makers";  // how many ranks make a timeline
-  static constexpr const char* kFirst = "weft/timeline/first";    // the first of them, and its file
-  static constexpr const char* kOthers = "weft/timeline/others";  // how many ranks make none
-  static constexpr const char* kOther = "weft/timeline/other";    // one of them
+  // The first rank, and its file; no file if it makes none.
+  static constexpr const char* kFirst = "weft/timeline/first";
   // How many ranks make the first rank's timeline.
   static constexpr const char* kAgree = "weft/timeline/agree";
   static constexpr const char* kVerdict =
@@ -238,7 +231,9 @@ class Agreement {
   std::string text(const std::string& key) { return group::to_text(store_.get(key, deadline_)); }
 
   std::pair<int, std::string> first() {
-    const std::string who = text(kFirst);
+    const std::string own = std::to_string(participant_.rank) + " " + participant_.timeline;
+    const std::string who =
+        group::to_text(transport::set_once(store_, kFirst, group::to_bytes(own)));
     const auto space = who.find(' ');
     if (space == std::string::npos)
       throw Error(Blame::PeerLost, "the timeline's file in the job's store is not valid");

@@ -41,10 +41,12 @@ struct Membership::State : std::enable_shared_from_this<State> {
   std::optional<transport::SignedBootstrap> seal;  // of the addresses, if there is a secret
   std::shared_ptr<EventLoop> loop;
   std::shared_ptr<Neighbours> neighbours;  // null for a job of one rank
+  Published own;
   // By the threads that join.
   bool has_dialled = false;
-  std::vector<bool> members;  // known after connect()
-  std::set<int> seen;         // ranks that look_for_published() has seen
+  std::map<int, Published> published;  // addresses that find() has read
+  std::vector<bool> members;           // known after connect()
+  std::set<int> seen;                  // ranks that look_for_published() has seen
 
   // Used on the loop only.
   std::map<std::string, Listener> listeners;
@@ -57,10 +59,12 @@ struct Membership::State : std::enable_shared_from_this<State> {
   mutable Mutex mutex;
   std::map<int, Gone> gone WEFT_GUARDED_BY(mutex);
 
-  std::optional<Published> read(int which, Deadline deadline) const;
-  Published published_by(int which, Deadline deadline) const;
-  void dial(int to, Deadline deadline);
   void begin_to_leave();  // on the loop
+  std::optional<Published> find(int which);
+  Published published_by(int which);
+  // Throws Caller if that rank was given another world size.
+  Published of_this_job(int which, const Published& there) const;
+  void dial(int to, const Published& there);
   void dispatch(const Frame& frame);
   void note_gone(int who, const Gone& how);
   void on_placed();
@@ -97,13 +101,14 @@ std::shared_ptr<Membership> Membership::make(int rank, int size, const std::stri
   state->store = std::move(store);
   state->loop = std::move(loop);
   if (!secret.empty()) state->seal.emplace(state->store, secret, "membership");
+  state->own.size = size;
   if (size > 1) {
     const std::string host = local_address.empty() ? default_address() : local_address;
     Descriptor listening = open_port(host);
-    const Published own{host, port_of(listening.get()), random_token(), size};
+    state->own = {host, port_of(listening.get()), random_token(), size};
     const std::weak_ptr<State> weak = state;
     state->neighbours =
-        std::make_shared<Neighbours>(state->loop, rank, own, std::move(listening), secret,
+        std::make_shared<Neighbours>(state->loop, rank, state->own, std::move(listening), secret,
                                      Neighbours::Events{.frame =
                                                             [weak](const Frame& frame) {
                                                               if (const auto alive = weak.lock())
@@ -115,12 +120,26 @@ std::shared_ptr<Membership> Membership::make(int rank, int size, const std::stri
                                                                 alive->on_placed();
                                                             }});
     state->loop->post([state] { state->neighbours->start(); });
-    const auto value = to_bytes(encode(own));
-    const std::string key = member_key(rank);
-    state->store->set(key, state->seal ? state->seal->sealed(key, value) : value);
   }
   return std::shared_ptr<Membership>(new Membership(std::move(state)));
 }
+
+void Membership::publish(const std::string& backends, StoreBootstrap* with) {
+  State& state = *state_;
+  if (state.size == 1) return;
+  state.own.backends = backends;
+  const std::string key = member_key(state.rank);
+  auto value = to_bytes(encode(state.own));
+  if (state.seal) value = state.seal->sealed(key, value);
+  with == nullptr ? state.store->set(key, value) : with->set_with_next(*state.store, key, value);
+}
+
+std::optional<std::string> Membership::backends_of(int rank) {
+  const auto there = state_->find(rank);
+  return there ? std::optional(there->backends) : std::nullopt;
+}
+
+const char* Membership::key_of_ranks() { return kMemberKeys; }
 
 Membership::Membership(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
@@ -150,33 +169,45 @@ void Membership::State::begin_to_leave() {
 
 // --- Joining ---
 
-Published Membership::State::published_by(int which, Deadline deadline) const {
-  const std::string who = "rank " + std::to_string(which);
-  const auto there = read(which, deadline);
-  if (!there) throw Error(Blame::PeerLost, who + " published no address").with_ranks({which});
-  if (there->size != size) {
-    throw Error(Blame::Caller, who + " gives the world size " + std::to_string(there->size) +
-                                   ", rank " + std::to_string(rank) + " gives " +
-                                   std::to_string(size) +
-                                   "; start all ranks with the same world size");
-  }
-  return *there;
-}
-
-std::optional<Published> Membership::State::read(int which, Deadline deadline) const {
+// Returns nothing if the rank has not published.
+std::optional<Published> Membership::State::find(int which) {
+  if (const auto known = published.find(which); known != published.end()) return known->second;
   const std::string key = member_key(which);
-  auto value = store->get(key, deadline);
-  if (seal) return decode_published(to_text(seal->unsealed(key, std::move(value))));
-  if (!transport::is_signed(value)) return decode_published(to_text(value));
-  throw Error(Blame::Caller, "rank " + std::to_string(which) + " was given a secret, and rank " +
-                                 std::to_string(rank) +
-                                 " none: give all ranks the same ProcessGroupOptions::secret, or "
-                                 "none")
+  auto value = store->find(key);
+  if (!value) return std::nullopt;
+  if (seal) {
+    value = seal->unsealed(key, std::move(*value));
+  } else if (transport::is_signed(*value)) {
+    throw Error(Blame::Caller, "rank " + std::to_string(which) + " was given a secret, and rank " +
+                                   std::to_string(rank) +
+                                   " none: give all ranks the same ProcessGroupOptions::secret, or "
+                                   "none")
+        .with_ranks({which});
+  }
+  if (const auto there = decode_published(to_text(*value))) return published[which] = *there;
+  throw Error(Blame::PeerLost, "rank " + std::to_string(which) + " published no valid address")
       .with_ranks({which});
 }
 
-void Membership::State::dial(int to, Deadline deadline) {
-  const Published there = published_by(to, deadline);
+// The rank has published.
+Published Membership::State::published_by(int which) {
+  if (which == rank) return own;
+  const auto there = find(which);
+  if (there) return of_this_job(which, *there);
+  throw Error(Blame::PeerLost, "rank " + std::to_string(which) + " published no address")
+      .with_ranks({which});
+}
+
+Published Membership::State::of_this_job(int which, const Published& there) const {
+  if (there.size == size) return there;
+  const std::string who = "rank " + std::to_string(which);
+  throw Error(Blame::Caller, who + " gives the world size " + std::to_string(there.size) +
+                                 ", rank " + std::to_string(rank) + " gives " +
+                                 std::to_string(size) +
+                                 "; start all ranks with the same world size");
+}
+
+void Membership::State::dial(int to, const Published& there) {
   auto socket = std::make_shared<Descriptor>();
   try {
     *socket = dial_socket(there);
@@ -194,14 +225,14 @@ void Membership::connect_early(const std::function<bool()>& stop, Deadline deadl
   State& state = *state_;
   if (state.size == 1 || state.rank == 0 || state.has_dialled) return;
   const Deadline parent_comes = Deadline::in(kParentComes);
-  Backoff pause;
-  while (!stop() && !deadline.passed()) {
+  for (Backoff pause;; pause.wait(deadline)) {
     for (int one = state.rank; one > 0;) {
       one = static_parent(one);
-      if (state.store->exists(member_key(one))) return state.dial(one, deadline);
+      if (const auto there = state.find(one))
+        return state.dial(one, state.of_this_job(one, *there));
       if (!parent_comes.passed()) break;
     }
-    pause.wait(deadline);
+    if (stop() || deadline.passed()) return;
   }
 }
 
@@ -209,30 +240,31 @@ void Membership::look_for_published() {
   State& state = *state_;
   for (int one = kChildren * state.rank + 1;
        one <= kChildren * (state.rank + 1) && one < state.size; ++one) {
-    if (state.seen.contains(one) || !state.store->exists(member_key(one))) continue;
-    state.seen.insert(one);
-    const auto there = state.read(one, Deadline::in(kRest));
+    if (state.seen.contains(one)) continue;
+    const auto there = state.find(one);
     if (!there) continue;
+    state.seen.insert(one);
     state.loop->post([self = state_, one, there = *there] {
       if (!self->closed) self->neighbours->await(one, there);
     });
   }
 }
 
-void Membership::connect(const std::function<void()>& check, Deadline deadline) {
+void Membership::connect(const std::function<void()>& check, Deadline deadline,
+                         bool all_take_part) {
   State& state = *state_;
   if (state.size == 1) return;
   state.members.assign(static_cast<std::size_t>(state.size), true);
-  if (!state.store->exist(member_keys(state.size))) {  // one query in the usual case
+  if (!all_take_part && !state.store->exist(member_keys(state.size))) {
     for (int rank = 0; rank < state.size; ++rank)
       state.members[static_cast<std::size_t>(rank)] = state.store->exists(member_key(rank));
   }
   const auto lowest = static_cast<int>(std::find(state.members.begin(), state.members.end(), true) -
                                        state.members.begin());
   const int parent = parent_of(state.rank, [&](int one) { return has(one); });
-  const Published first = state.published_by(lowest, deadline);
+  const Published first = state.published_by(lowest);
   std::map<int, Published> addresses{{lowest, first}};
-  if (parent >= 0 && parent != lowest) addresses[parent] = state.published_by(parent, deadline);
+  if (parent >= 0 && parent != lowest) addresses[parent] = state.published_by(parent);
   trace::joined_job(name_of_job(first.token));
   state.loop->post([self = state_, addresses] {
     if (self->closed) return;
@@ -288,8 +320,8 @@ Error Membership::State::not_joined() {
 }
 
 void Membership::wait_for_all(Deadline deadline) {
-  for (int rank = 0; rank < state_->size && state_->size > 1; ++rank)
-    state_->store->get(member_key(rank), deadline);
+  if (state_->size == 1) return;
+  static_cast<void>(state_->store->get_all(member_keys(state_->size), deadline));
 }
 
 bool Membership::has(int rank) const {

@@ -36,8 +36,8 @@ class Membership : public std::enable_shared_from_this<Membership> {
     std::function<void(int rank)> gone;  // it left the job; a Leaving frame may have preceded
   };
 
-  // Opens this rank's listening socket and publishes its address. Call connect() before use. With a
-  // secret, the address is signed, and ranks prove to each other that they know it.
+  // Opens this rank's listening socket. Call publish() and connect() before use. With a secret, the
+  // address is signed, and ranks prove to each other that they know it.
   static std::shared_ptr<Membership> make(int rank, int size, const std::string& local_address,
                                           std::shared_ptr<StoreBootstrap> store,
                                           std::shared_ptr<EventLoop> loop,
@@ -48,6 +48,15 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // Says goodbye to the job, and waits until the neighbours in the tree do not need this rank any
   // more, at most for kLeavingPatience. Call it last, outside of the loop.
   void leave();
+
+  // Publishes this rank's address in the store, with the backends of its first group; together with
+  // the next key that `with` sets, if it is not null.
+  void publish(const std::string& backends, StoreBootstrap* with = nullptr);
+  // The backends that the rank has published; nothing if it has not, or does not run Weft. Called
+  // while this rank joins.
+  std::optional<std::string> backends_of(int rank);
+  // The key that is set once the rank has published is this text and the rank.
+  static const char* key_of_ranks();
 
   // Connects to this rank's parent in the tree as soon as that has published its address; if the
   // parent is late, to the parent's parent. Also returns when stop() is true, since they may not
@@ -61,8 +70,9 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // Takes this rank's place in the tree, unless that has happened. Call it once all ranks have
   // published (any collective after make() ensures that). At the root, waits until all others say
   // that they have joined. Calls check() in between and passes its exceptions through. Throws as
-  // connect_early(), and Timeout.
-  void connect(const std::function<void()>& check, Deadline deadline);
+  // connect_early(), and Timeout. `all_take_part`: every rank has published, so the store need not
+  // be asked for that.
+  void connect(const std::function<void()>& check, Deadline deadline, bool all_take_part = false);
   // Blocks until every rank has published. Throws Timeout.
   void wait_for_all(Deadline deadline);
   // True if the rank takes part; known after connect().

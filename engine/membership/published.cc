@@ -20,7 +20,7 @@ constexpr int kLastPort = 65535;
 
 std::string encode(const Published& address) {
   return address.host + " " + std::to_string(address.port) + " " + address.token + " " +
-         std::to_string(address.size);
+         std::to_string(address.size) + " " + address.backends;
 }
 
 std::optional<Published> decode_published(std::string_view text) {
@@ -28,6 +28,7 @@ std::optional<Published> decode_published(std::string_view text) {
   std::istringstream fields{std::string(text)};
   Published one;
   if (!(fields >> one.host >> one.port >> one.token >> one.size)) return std::nullopt;
+  fields >> one.backends;
   if (one.port <= 0 || one.port > kLastPort || one.size < 1) return std::nullopt;
   return one;
 }
@@ -46,7 +47,7 @@ std::string name_of_job(const std::string& token) {
   return text.data();
 }
 
-std::string member_key(int rank) { return "weft/member/" + std::to_string(rank); }
+std::string member_key(int rank) { return kMemberKeys + std::to_string(rank); }
 
 std::vector<std::string> member_keys(int size) {
   std::vector<std::string> keys;

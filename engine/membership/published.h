@@ -14,8 +14,9 @@ namespace weft::group {
 struct Published {
   std::string host;
   int port = 0;
-  std::string token;  // that a rank shows when it connects
-  int size = 0;       // of the job, as that rank was told
+  std::string token;          // that a rank shows when it connects
+  int size = 0;               // of the job, as that rank was told
+  std::string backends = {};  // of its first group (Carriers::names())
 };
 
 std::string encode(const Published& address);
@@ -26,7 +27,8 @@ std::string random_token();
 // A name for the job, by the token of its first rank, which it does not reveal.
 std::string name_of_job(const std::string& token);
 
-std::string member_key(int rank);
+constexpr const char* kMemberKeys = "weft/member/";
+std::string member_key(int rank);  // kMemberKeys and the rank
 std::vector<std::string> member_keys(int size);
 
 }  // namespace weft::group

@@ -118,7 +118,7 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
       });
     };
     const auto look_for_answer = [&] { look("it listens but does not answer"); };
-    for (auto pause = Backoff::between_connections();; pause.wait(deadline)) {
+    for (Backoff pause;; pause.wait(deadline)) {
       const std::string found = wait_for_listener(address.host, address.port, deadline, look);
       try {
         return connect_to_store(found, address.port, limit_for_c10d(deadline), deadline,
@@ -150,7 +150,7 @@ c10::intrusive_ptr<c10d::Store> join_store_of_this_life(const TcpAddress& addres
                                                         const std::string& group_name,
                                                         Deadline deadline, Seeker& seeker) {
   std::string why = "the store there belongs to an earlier group";
-  for (auto pause = Backoff::between_connections();; pause.wait(deadline)) {
+  for (Backoff pause;; pause.wait(deadline)) {
     try {
       if (auto store = store_if_of_this_life(address, rank, group_name, deadline, seeker, why))
         return store;

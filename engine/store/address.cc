@@ -128,7 +128,7 @@ bool has_ended(const Descriptor& connection) {
 
 void wait_for_name(const std::string& host, Deadline deadline, milliseconds patience) {
   const Deadline end = Deadline::sooner(deadline, Deadline::in(patience));
-  auto pause = Backoff::between_connections();
+  auto pause = Backoff::between_lookups();
   for (bool told = false;; told = true) {
     std::string failure;
     if (resolve(host, 0, SOCK_STREAM, failure)) return;
@@ -145,7 +145,7 @@ void wait_for_name(const std::string& host, Deadline deadline, milliseconds pati
 
 std::string wait_for_listener(const std::string& host, int port, Deadline deadline,
                               const std::function<void(const std::string& failure)>& look) {
-  auto pause = Backoff::between_connections();
+  Backoff pause;
   for (;;) {
     std::string failure;
     int number = 0;

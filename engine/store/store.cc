@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,8 +27,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long c10d itself retries to connect.
-constexpr milliseconds kLongestOfC10d = std::chrono::seconds(1);
+// How long c10d itself may take to connect, also on a machine where many ranks start. When that
+// time is over it logs an error and a stack trace.
+constexpr milliseconds kLongestOfC10d = std::chrono::seconds(5);
 
 c10::intrusive_ptr<c10d::Store> innermost(const c10::intrusive_ptr<c10d::Store>& store) {
   auto* const prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
@@ -174,6 +176,19 @@ void StoreConnection::release_resources() { connections().forget(*this); }
 
 namespace {
 
+std::vector<std::uint8_t> as_c10d(const transport::Bootstrap::Bytes& value) {
+  const auto* begin = reinterpret_cast<const std::uint8_t*>(value.data());
+  return {begin, begin + value.size()};
+}
+
+transport::Bootstrap::Bytes as_bytes(const std::vector<std::uint8_t>& value) {
+  const auto* begin = reinterpret_cast<const std::byte*>(value.data());
+  return {begin, begin + value.size()};
+}
+
+// No rank writes it.
+constexpr std::string_view kNoValue = "weft: the key has no value";
+
 // Converts c10d's exceptions. c10d throws DistNetworkError when the store's host is gone,
 // DistStoreError on time-outs, and others for misuse, told apart only by type and text.
 template <class F>
@@ -205,8 +220,8 @@ Error not_set_in_time(const std::string& key) {
 }
 
 StoreBootstrap::StoreBootstrap(c10::intrusive_ptr<c10d::Store> store,
-                               std::function<void()> interrupt)
-    : interrupt_(std::move(interrupt)) {
+                               std::function<void()> interrupt, Lives lives)
+    : interrupt_(std::move(interrupt)), lives_(lives) {
   move_to(std::move(store));
 }
 
@@ -214,34 +229,89 @@ void StoreBootstrap::move_to(c10::intrusive_ptr<c10d::Store> store) {
   store_ = std::move(store);
   const auto inner = innermost(store_);
   is_shared_ = has_connection(inner);
+  has_batches_ = inner->hasExtendedApi();
   connection_ = dynamic_cast<StoreConnection*>(inner.get());
   awaitable_ = dynamic_cast<AwaitableStore*>(inner.get());
 }
 
 void StoreBootstrap::set(const std::string& key, const Bytes& value) {
-  const auto* begin = reinterpret_cast<const std::uint8_t*>(value.data());
-  guarded(connection_, "set " + key,
-          [&] { store_->set(key, std::vector<std::uint8_t>(begin, begin + value.size())); });
+  if (!put_off_.empty()) return set_with_earlier(key, value);
+  guarded(connection_, "set " + key, [&] { store_->set(key, as_c10d(value)); });
+}
+
+void StoreBootstrap::set_with_next(const StoreBootstrap& other, const std::string& key,
+                                   const Bytes& value) {
+  put_off_.emplace_back(prefix_of(other.store_) + key, as_c10d(value));
+}
+
+void StoreBootstrap::set_with_earlier(const std::string& key, const Bytes& value) {
+  put_off_.emplace_back(prefix_of(store_) + key, as_c10d(value));
+  std::vector<std::string> keys;
+  std::vector<std::vector<std::uint8_t>> values;
+  for (auto& [one, its] : std::exchange(put_off_, {})) {
+    keys.push_back(std::move(one));
+    values.push_back(std::move(its));
+  }
+  guarded(connection_, "set " + key, [&] {
+    const auto inner = innermost(store_);
+    if (has_batches_) return inner->multiSet(keys, values);
+    for (std::size_t i = 0; i < keys.size(); ++i) inner->set(keys[i], values[i]);
+  });
 }
 
 transport::Bootstrap::Bytes StoreBootstrap::get(const std::string& key, Deadline deadline) {
   if (awaitable_ != nullptr) return std::move(await({key}, deadline).front());
-  if (interrupt_ || is_shared_) {
-    look_for(key, deadline);
-  } else {
-    wait(key, deadline);
-  }
-  const auto value = guarded(connection_, "get " + key, [&] { return store_->get(key); });
-  const auto* begin = reinterpret_cast<const std::byte*>(value.data());
-  return {begin, begin + value.size()};
+  if (interrupt_ || is_shared_) return look_for(key, deadline);
+  wait(key, deadline);
+  return std::move(read({key}).front());
 }
 
 std::vector<transport::Bootstrap::Bytes> StoreBootstrap::get_all(
     const std::vector<std::string>& keys, Deadline deadline) {
   if (awaitable_ != nullptr) return await(keys, deadline);
+  for (Backoff pause; !exist(keys); pause.wait(deadline)) {
+    if (interrupt_) interrupt_();
+    if (deadline.passed()) throw not_set_in_time(missing_of(keys));
+  }
+  return read(keys);
+}
+
+// Of keys that exist.
+std::vector<transport::Bootstrap::Bytes> StoreBootstrap::read(
+    const std::vector<std::string>& keys) {
   std::vector<Bytes> values;
-  for (const std::string& key : keys) values.push_back(get(key, deadline));
+  guarded(connection_, "get " + keys.front(), [&] {
+    if (has_batches_ && keys.size() > 1) {
+      for (const auto& value : store_->multiGet(keys)) values.push_back(as_bytes(value));
+    } else {
+      for (const std::string& key : keys) values.push_back(as_bytes(store_->get(key)));
+    }
+  });
   return values;
+}
+
+std::string StoreBootstrap::missing_of(const std::vector<std::string>& keys) {
+  const auto missing = std::find_if(keys.begin(), keys.end(),
+                                    [this](const std::string& key) { return !exists(key); });
+  return missing == keys.end() ? keys.front() : *missing;
+}
+
+std::optional<transport::Bootstrap::Bytes> StoreBootstrap::find(const std::string& key) {
+  if (has_batches_) {
+    // c10d returns the present value of the key; for a missing key, the expected value.
+    const auto none = as_c10d(to_bytes(kNoValue));
+    const auto value =
+        guarded(connection_, "get " + key, [&] { return store_->compareSet(key, none, none); });
+    return value == none ? std::nullopt : std::optional(as_bytes(value));
+  }
+  if (!exists(key)) return std::nullopt;
+  return awaitable_ != nullptr ? get(key, Deadline::never()) : std::move(read({key}).front());
+}
+
+transport::Bootstrap::Bytes StoreBootstrap::set_once(const std::string& key, const Bytes& value) {
+  if (has_batches_ || awaitable_ != nullptr) return compared(key, {}, value);
+  if (add(key + "/writers", 1) == 1) set(key, value);
+  return get(key, Deadline::never());
 }
 
 std::vector<transport::Bootstrap::Bytes> StoreBootstrap::await(const std::vector<std::string>& keys,
@@ -249,10 +319,8 @@ std::vector<transport::Bootstrap::Bytes> StoreBootstrap::await(const std::vector
   std::vector<std::string> whole;
   for (const std::string& key : keys) whole.push_back(prefix_of(store_) + key);
   std::vector<Bytes> values;
-  for (const auto& value : awaitable_->await(whole, deadline, interrupt_)) {
-    const auto* begin = reinterpret_cast<const std::byte*>(value.data());
-    values.emplace_back(begin, begin + value.size());
-  }
+  for (const auto& value : awaitable_->await(whole, deadline, interrupt_))
+    values.push_back(as_bytes(value));
   return values;
 }
 
@@ -268,12 +336,11 @@ void StoreBootstrap::wait(const std::string& key, Deadline deadline) {
   }
 }
 
-void StoreBootstrap::look_for(const std::string& key, Deadline deadline) {
-  Backoff pause;
-  while (!exists(key)) {
+transport::Bootstrap::Bytes StoreBootstrap::look_for(const std::string& key, Deadline deadline) {
+  for (Backoff pause;; pause.wait(deadline)) {
+    if (auto value = find(key)) return std::move(*value);
     if (interrupt_) interrupt_();
     if (deadline.passed()) throw not_set_in_time(key);
-    pause.wait(deadline);
   }
 }
 
@@ -288,14 +355,14 @@ bool StoreBootstrap::exists(const std::string& key) {
 
 bool StoreBootstrap::compare_set(const std::string& key, const Bytes& expected,
                                  const Bytes& desired) {
-  const auto as_c10d = [](const Bytes& value) {
-    const auto* begin = reinterpret_cast<const std::uint8_t*>(value.data());
-    return std::vector<std::uint8_t>(begin, begin + value.size());
-  };
-  const auto wanted = as_c10d(desired);
-  // c10d returns the present value of the key; for a missing key, the expected value.
-  return guarded(connection_, "compare and set " + key,
-                 [&] { return store_->compareSet(key, as_c10d(expected), wanted) == wanted; });
+  return compared(key, expected, desired) == desired;
+}
+
+transport::Bootstrap::Bytes StoreBootstrap::compared(const std::string& key, const Bytes& expected,
+                                                     const Bytes& desired) {
+  return as_bytes(guarded(connection_, "compare and set " + key, [&] {
+    return store_->compareSet(key, as_c10d(expected), as_c10d(desired));
+  }));
 }
 
 bool StoreBootstrap::exist(const std::vector<std::string>& keys) {

@@ -5,13 +5,15 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <weft/transport/bootstrap.h>
+#include <weft/transport/batched_bootstrap.h>
 
 namespace weft::group {
 
@@ -35,14 +37,19 @@ Error not_set_in_time(const std::string& key);
 // If the store has a connection (TCPStore), get() polls for the key, so that others can use the
 // connection meanwhile; c10d's own wait would block it. For a store on which users may block, pass
 // connection_of() it.
-class StoreBootstrap final : public transport::Bootstrap {
+class StoreBootstrap final : public transport::BatchedBootstrap {
  public:
+  enum class Lives { WithGroup, WithJob };  // see ends_with_job()
+
   // With `interrupt`, get() polls every kind of store, and calls `interrupt` in between; an
   // exception from it ends the wait. (c10d's own wait cannot be ended.)
   explicit StoreBootstrap(c10::intrusive_ptr<c10d::Store> store,
-                          std::function<void()> interrupt = {});
+                          std::function<void()> interrupt = {}, Lives lives = Lives::WithGroup);
 
   void set(const std::string& key, const Bytes& value) override;
+  // The next set() also sets this key of `other`, which is the same store under another prefix, in
+  // the same request if the store can do so.
+  void set_with_next(const StoreBootstrap& other, const std::string& key, const Bytes& value);
   Bytes get(const std::string& key, Deadline deadline) override;
   long add(const std::string& key, long amount) override;
   bool exists(const std::string& key) override;
@@ -50,20 +57,31 @@ class StoreBootstrap final : public transport::Bootstrap {
   // Only for a key that no rank may be about to get: c10d's get would wait for it again, beyond
   // every deadline.
   void erase(const std::string& key) override;
-  bool exist(const std::vector<std::string>& keys);
-  // As get(), for all keys.
-  std::vector<Bytes> get_all(const std::vector<std::string>& keys, Deadline deadline);
+  bool exist(const std::vector<std::string>& keys) override;
+  // As get(), for all keys; over a TCPStore two requests, if all keys exist.
+  std::vector<Bytes> get_all(const std::vector<std::string>& keys, Deadline deadline) override;
+  std::optional<Bytes> find(const std::string& key) override;
+  Bytes set_once(const std::string& key, const Bytes& value) override;
+  bool ends_with_job() const override { return lives_ == Lives::WithJob; }
   // Uses another store from now on. No other thread uses this object meanwhile.
   void move_to(c10::intrusive_ptr<c10d::Store> store);
 
  private:
   void wait(const std::string& key, Deadline deadline);
-  void look_for(const std::string& key, Deadline deadline);
+  Bytes look_for(const std::string& key, Deadline deadline);
+  // What compareSet returns: the value, or `expected` if the key does not exist.
+  Bytes compared(const std::string& key, const Bytes& expected, const Bytes& desired);
+  std::vector<Bytes> read(const std::vector<std::string>& keys);
+  void set_with_earlier(const std::string& key, const Bytes& value);
+  std::string missing_of(const std::vector<std::string>& keys);
   std::vector<Bytes> await(const std::vector<std::string>& keys, Deadline deadline);
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::function<void()> interrupt_;
-  bool is_shared_;               // the store has a connection, which others use too
+  const Lives lives_;
+  std::vector<std::pair<std::string, std::vector<std::uint8_t>>> put_off_;  // with whole keys
+  bool is_shared_;    // the store has a connection, which others use too
+  bool has_batches_;  // the store has multiGet, and compareSet too, as c10d's such stores have
   StoreConnection* connection_;  // of store_; null if it is not from connection_of()
   AwaitableStore* awaitable_;    // what store_ leads to, if it is one
 };

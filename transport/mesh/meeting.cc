@@ -16,6 +16,8 @@ namespace weft::transport::mesh {
 namespace {
 
 constexpr const char* kTableKey = "mesh/table";
+// How long rank 0 waits for all, before it looks at those that have come.
+constexpr auto kFirstPatience = std::chrono::seconds(1);
 std::string address_key(int rank) { return "mesh/address/" + std::to_string(rank); }
 
 Token random_token() {
@@ -56,33 +58,78 @@ Table Meeting::hold(const std::string& address, const Connector& connector,
 
 Table Meeting::collect(const std::string& own, const Connector& connector,
                        Deadline deadline) const {
-  Table table{random_token(), {}, {own}, {}};
-  for (int rank = 1; rank < options_.size; ++rank) {
-    auto address = address_of(rank, deadline);
-    if (!address) {
-      const Error why = address.error().within("rank " + std::to_string(rank) + " cannot join");
-      options_.store->set(kTableKey, encode_refusal(why.text()));
-      throw why.with_ranks({rank});
+  std::vector<std::string> keys;
+  for (int rank = 1; rank < options_.size; ++rank) keys.push_back(address_key(rank));
+  std::vector<std::string> others;
+  for (auto patience = kFirstPatience;; patience *= 2) {
+    try {
+      others = read(keys, Deadline::sooner(deadline, Deadline::in(patience)));
+      break;
+    } catch (const Error& error) {
+      if (error.blame() != Blame::Timeout || deadline.passed()) throw;
     }
-    const std::string transport = connector.transport_to(address.value());
-    if (rank == 1) table.transport = transport;
-    if (table.transport != transport) table.transport.clear();
-    table.addresses.push_back(std::move(address).value());
+    look_at_first(keys);
+  }
+  Table table{random_token(), connector.transport_to(others.front()), {own}, {}};
+  for (std::string& address : others) {
+    if (connector.transport_to(address) != table.transport) table.transport.clear();
+    table.addresses.push_back(std::move(address));
   }
   table.hosts = hosts_of(table.addresses, connector);
   return table;
 }
 
-// An error says why the rank cannot join.
-Result<std::string> Meeting::address_of(int rank, Deadline deadline) const {
-  try {
-    const auto value = options_.store->get(address_key(rank), deadline);
-    if (const auto why = why_locked(value, rank)) return *why;
-    return decode_address(value);
-  } catch (const Error& error) {
-    if (error.blame() != Blame::Caller) throw;
-    return error;  // of a SignedBootstrap
+// Refuses a rank that cannot join, if all ranks before it have come.
+void Meeting::look_at_first(std::vector<std::string> keys) const {
+  // The first `come` ranks have come, and not all of the first `more`.
+  std::size_t come = 0;
+  for (std::size_t more = keys.size(); more - come > 1;) {
+    const std::size_t middle = come + (more - come) / 2;
+    const std::vector<std::string> half(keys.begin() + static_cast<std::ptrdiff_t>(come),
+                                        keys.begin() + static_cast<std::ptrdiff_t>(middle));
+    (exist(*options_.store, half) ? come : more) = middle;
   }
+  keys.resize(come);
+  if (!keys.empty()) static_cast<void>(read(keys, Deadline::in(kFirstPatience)));
+}
+
+// Reads the addresses of the ranks from 1 on. Refuses a rank that cannot join.
+std::vector<std::string> Meeting::read(const std::vector<std::string>& keys,
+                                       Deadline deadline) const {
+  std::vector<std::string> addresses;
+  const auto refuse = [&](const Error& cause) {
+    const int rank = static_cast<int>(addresses.size()) + 1;
+    const Error why = cause.within("rank " + std::to_string(rank) + " cannot join");
+    options_.store->set(kTableKey, encode_refusal(why.text()));
+    throw why.with_ranks({rank});
+  };
+  const auto take = [&](const Bootstrap::Bytes& value) {
+    if (const auto why = why_locked(value, static_cast<int>(addresses.size()) + 1)) refuse(*why);
+    auto address = decode_address(value);
+    if (!address) refuse(address.error());
+    addresses.push_back(std::move(address).value());
+  };
+  std::vector<Bootstrap::Bytes> values;
+  try {
+    values = get_all(*options_.store, keys, deadline);
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Caller) throw;  // of a SignedBootstrap, which names no rank
+  }
+  for (const auto& value : values) take(value);
+  if (!values.empty()) return addresses;
+  for (const std::string& key : keys) {
+    std::optional<Error> why;
+    Bootstrap::Bytes value;
+    try {
+      value = options_.store->get(key, deadline);
+    } catch (const Error& error) {
+      if (error.blame() != Blame::Caller) throw;
+      why = error;
+    }
+    if (why) refuse(*why);
+    take(value);
+  }
+  return addresses;
 }
 
 std::optional<Error> Meeting::why_locked(const Bootstrap::Bytes& value, int writer) const {
@@ -131,7 +178,7 @@ Error Meeting::why_late() const {
 }
 
 void Meeting::tidy() const noexcept {
-  if (options_.rank != 0 || options_.size == 1) return;
+  if (options_.rank != 0 || options_.size == 1 || ends_with_job(*options_.store)) return;
   try {
     options_.store->erase(kTableKey);
     for (int rank = 0; rank < options_.size; ++rank) options_.store->erase(address_key(rank));

@@ -564,6 +564,10 @@ class Misleading final : public c10d::HashStore {
     }
     HashStore::set(key, std::vector<std::uint8_t>(text.begin(), text.end()));
   }
+  void multiSet(const std::vector<std::string>& keys,
+                const std::vector<std::vector<std::uint8_t>>& values) override {
+    for (std::size_t i = 0; i < keys.size(); ++i) set(keys[i], values[i]);
+  }
   const std::string& address() const { return address_; }
 
  private:

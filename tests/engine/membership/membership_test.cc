@@ -64,6 +64,7 @@ TEST(Membership, KeepsFramesForASlowReader) {
   const auto store =
       std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
   const auto hub = Membership::make(0, 2, "127.0.0.1", store, loop);
+  hub->publish("");
   hub->connect_early([] { return false; }, Deadline::in(std::chrono::seconds(20)));
   Member member(*store);
   for (std::uint64_t number = 1; number <= kFrames; ++number) {
@@ -84,6 +85,7 @@ TEST(Membership, GivesUpAPeerThatReadsNothing) {
   };
   listener.gone = [](int) {};
   hub->listen("group", listener);
+  hub->publish("");
   hub->connect_early([] { return false; }, Deadline::in(std::chrono::seconds(20)));
   const Member member(*store);
   auto told = lost.get_future();
@@ -129,6 +131,7 @@ TEST_P(Awaiting, RankThatDiesBeforeItConnectsIsLost) {
     lost.set_value(std::to_string(rank) + ": " + how);
   };
   hub->listen("group", listener);
+  hub->publish("");
   hub->connect_early([] { return false; }, Deadline::in(std::chrono::seconds(20)));
   hub->look_for_published();
   other.die();
@@ -150,6 +153,7 @@ TEST(Membership, RankThatConnectsIsAwaitedNoMore) {
   listener.lost = [&](int rank, const std::string&) { lost.set_value(rank); };
   listener.gone = [](int) {};
   hub->listen("group", listener);
+  hub->publish("");
   hub->connect_early([] { return false; }, Deadline::in(std::chrono::seconds(20)));
   hub->look_for_published();
   const Member member(*store);
