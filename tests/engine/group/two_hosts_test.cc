@@ -1,83 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group over two hosts with two ranks each: network namespaces with a cable between them, in
-// which the kernel shows another boot. Ranks of a host use shared memory, the others sockets, and
-// collectives send each host's data over the cable once.
+// A group over two hosts with two ranks each. Ranks of a host use shared memory, the others sockets,
+// and collectives send each host's data over the network once.
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
-#include <thread>
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <sys/mount.h>
-#include <unistd.h>
 
 #include <torch/types.h>
 
 #include <weft/group.h>
-#include <weft/tests/harness/folder.h>
+#include <weft/tests/harness/hosts.h>
 #include <weft/tests/harness/ranks.h>
 
 namespace weft {
 namespace {
 
+using harness::Hosts;
 using harness::Processes;
 
 constexpr int kRanks = 4;
-constexpr const char* kBootId = "/proc/sys/kernel/random/boot_id";
-
-bool shell(const std::string& command) {
-  return std::system(("( " + command + " ) >/dev/null 2>&1").c_str()) == 0;
-}
-
-// Two network namespaces, which processes enter by their descriptors.
-struct Cable {
-  int ends[2] = {-1, -1};
-  std::string why_not;
-
-  Cable() {
-    for (int& end : ends) {
-      // A namespace belongs to a thread.
-      std::thread([&] {
-        if (::unshare(CLONE_NEWNET) == 0)
-          end = ::open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
-      }).join();
-      if (end < 0) {
-        why_not = "no network namespaces may be made";
-        return;
-      }
-    }
-    const std::string first = path(0), second = path(1);
-    const auto inside = [](const std::string& space, const std::string& command) {
-      return "nsenter --net=" + space + " ip " + command;
-    };
-    for (const std::string& command :
-         {inside(first, "link add weft0 type veth peer name weft0 netns " + second),
-          inside(first, "addr add 10.77.9.1/24 dev weft0"),
-          inside(second, "addr add 10.77.9.2/24 dev weft0"), inside(first, "link set lo up"),
-          inside(second, "link set lo up"), inside(first, "link set weft0 up"),
-          inside(second, "link set weft0 up")}) {
-      if (!shell(command)) {
-        why_not = "failed: " + command;
-        return;
-      }
-    }
-  }
-  ~Cable() {
-    for (const int end : ends) ::close(end);
-  }
-  std::string path(int host) const {
-    return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(ends[host]);
-  }
-};
-
-// Moves this process to the host; to other processes there it looks like another boot.
-bool enter(const Cable& cable, int host, const std::string& boot_id) {
-  return ::setns(cable.ends[host], CLONE_NEWNET) == 0 && ::unshare(CLONE_NEWNS) == 0 &&
-         ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-         ::mount(boot_id.c_str(), kBootId, nullptr, MS_BIND, nullptr) == 0;
-}
 
 // Bytes that this host has sent over the cable.
 std::uint64_t bytes_sent() {
@@ -126,7 +68,7 @@ void expect_right(ProcessGroup& group, std::int64_t count) {
 
 void be_rank(int rank) {
   ProcessGroupOptions options;
-  options.init_method = "tcp://10.77.9.1:29577";
+  options.init_method = "tcp://" + Hosts::address(0) + ":29577";
   options.world_size = kRanks;
   options.rank = rank;
   options.backend = "weft";
@@ -151,25 +93,17 @@ void be_rank(int rank) {
 }
 
 TEST(TwoHosts, EachHostsDataCrossesTheNetworkOnce) {
-  if (::geteuid() != 0) GTEST_SKIP() << "creating network namespaces needs root";
-  const Cable cable;
-  if (!cable.why_not.empty()) GTEST_SKIP() << cable.why_not;
-  const harness::Folder folder;
-  const std::string boot_id = folder.path() + "/boot_id";
-  std::ofstream(boot_id) << "00000000-1111-2222-3333-444444444444\n";
+  const Hosts hosts(2);
+  if (!hosts.why_not().empty()) GTEST_SKIP() << hosts.why_not();
   Processes processes(kRanks, [&](int rank) {
     // Ranks 0 and 1 share a host, and 2 and 3.
-    const int host = rank / 2;
-    const std::string id = host == 0 ? std::string(kBootId) : boot_id;
-    if (!enter(cable, host, id)) return Processes::say("not permitted");
+    if (!hosts.enter(rank / 2)) return Processes::say("not permitted");
     Processes::say("there");
-    ::setenv("WEFT_SOCKET_IFNAME", "weft0", 1);
     for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
     be_rank(rank);
   });
   for (int rank = 0; rank < kRanks; ++rank) {
-    if (processes.next_word(rank) != "there")
-      GTEST_SKIP() << "this container may not mount over " << kBootId;
+    if (processes.next_word(rank) != "there") GTEST_SKIP() << Hosts::kMayNotEnter;
   }
   processes.expect_success();
 }
