@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group over two hosts with two ranks each. Ranks of a host use shared memory, the others sockets,
-// and collectives send each host's data over the network once.
+// Groups whose pairs of ranks use different transports: over two hosts with two ranks each, where
+// collectives send each host's data over the network once, and over one host with two users.
 #include <cstdlib>
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <sstream>
 
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <unistd.h>
 
 #include <torch/types.h>
 
@@ -106,6 +110,62 @@ TEST(TwoHosts, EachHostsDataCrossesTheNetworkOnce) {
     if (processes.next_word(rank) != "there") GTEST_SKIP() << Hosts::kMayNotEnter;
   }
   processes.expect_success();
+}
+
+// Makes this process one of another user, into which others of that user may look.
+bool become_another_user() {
+  constexpr uid_t kOther = 12345;
+  return ::setresgid(kOther, kOther, kOther) == 0 && ::setresuid(kOther, kOther, kOther) == 0 &&
+         ::prctl(PR_SET_DUMPABLE, 1) == 0;
+}
+
+// Four ranks of one host, of which the last two belong to another user.
+class TwoUsers : public testing::Test {
+ protected:
+  // Returns null, and the test is skipped, if this process may not do that.
+  static std::unique_ptr<Processes> run(const std::function<void(int rank)>& body) {
+    auto processes = std::make_unique<Processes>(kRanks, [body](int rank) {
+      if (rank >= 2 && !become_another_user()) return Processes::say("not permitted");
+      Processes::say("there");
+      body(rank);
+    });
+    const auto skip = [] { GTEST_SKIP() << "changing the user needs root"; };
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (processes->next_word(rank) == "there") continue;
+      skip();
+      return nullptr;
+    }
+    return processes;
+  }
+};
+
+TEST_F(TwoUsers, UseTcpBetweenThem) {
+  const auto processes = run([](int rank) {
+    auto group = init_process_group({.backend = "weft"});
+    for (int peer = 0; peer < kRanks; ++peer) {
+      if (peer != rank) EXPECT_EQ(group.transport(peer), peer / 2 == rank / 2 ? "shm" : "tcp");
+    }
+    for (const std::int64_t count : {1, 1000, 300'001}) expect_right(group, count);
+  });
+  if (processes) processes->expect_success();
+}
+
+// The program has chosen it.
+TEST_F(TwoUsers, ShmThatIsForcedIsAnError) {
+  const auto processes = run([](int) {
+    Processes::say(harness::error_of([] { init_process_group({.backend = "shm"}); }).text());
+    for (;;) ::pause();
+  });
+  for (int rank = 0; processes && rank < kRanks; ++rank) {
+    const std::string why = processes->next_word(rank);
+    EXPECT_NE(why, "no error was thrown") << rank;
+    if (rank != 0) continue;  // rank 0 hosts the store, and ends it when it fails
+    // Its own reason, or that of a rank which told it first.
+    EXPECT_NE(why.find("cannot reach rank"), std::string::npos) << why;
+    EXPECT_TRUE(why.find("belongs to user") != std::string::npos ||
+                why.find("runs as another user") != std::string::npos)
+        << why;
+  }
 }
 
 }  // namespace
