@@ -168,8 +168,8 @@ std::shared_ptr<Connection> Routes::connect(const std::vector<Offer>& offers,
   return found.transport->connector()->connect(found.address, options);
 }
 
-std::string Routes::transport_to(const std::vector<Offer>& offers) const {
-  const Found found = find(offers, {});
+std::string Routes::transport_to(const std::vector<Offer>& offers, const Failed& failed) const {
+  const Found found = find(offers, failed);
   return found.transport == nullptr ? std::string() : std::string(found.transport->name());
 }
 

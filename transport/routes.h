@@ -42,7 +42,7 @@ class Routes {
                                       const Failed& failed = {}) const;
 
   // The name of the transport that connect() uses for these offers; empty if none reaches the peer.
-  std::string transport_to(const std::vector<Offer>& offers) const;
+  std::string transport_to(const std::vector<Offer>& offers, const Failed& failed = {}) const;
   // The error of connect(), for each offer; nothing if a transport may reach the peer.
   std::optional<std::string> why_unreachable(const std::vector<Offer>& offers) const;
 

@@ -56,7 +56,7 @@ void meet(Communicator& communicator, const Openings& openings, const std::strin
 
 std::shared_ptr<Communicator> join(const std::shared_ptr<Connector>& connector,
                                    const std::string& backend, const JoinOptions& options,
-                                   const ChooserOf& chooser_of) {
+                                   const ChooserOf& chooser_of, const Reroute& reroute) {
   if (options.size == 1) {
     return std::make_shared<MeshCommunicator>(
         std::make_shared<Core>(options, backend, chooser_of("")));
@@ -66,7 +66,7 @@ std::shared_ptr<Communicator> join(const std::shared_ptr<Connector>& connector,
   const Meeting meeting(options, place);
   std::shared_ptr<Openings> openings;
   try {
-    openings = Openings::make(connector, options, place);
+    openings = Openings::make(connector, options, place, reroute);
   } catch (const Error& error) {
     throw error.within(place);
   }

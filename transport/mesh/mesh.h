@@ -18,6 +18,11 @@ namespace weft::transport::mesh {
 // needs several. Called on every rank with the same text.
 using ChooserOf = std::function<Chooser(const std::string& transport)>;
 
+// Of a connector that has several transports. Told that the connection to an address could not be
+// made over one of them. Returns true if connect() uses another one for that address from now on.
+using Reroute =
+    std::function<bool(const std::string& address, const std::string& transport, const Error& why)>;
+
 // Collective: returns when all ranks have joined. Every rank listens and publishes its address in
 // the store (meeting.h); a connection is opened when it is first needed (openings.h). Blocks for at
 // most options.timeout; must not be called from inside a turn of the event loop. Throws Timeout,
@@ -28,7 +33,7 @@ using ChooserOf = std::function<Chooser(const std::string& transport)>;
 // that transport's name does.
 std::shared_ptr<Communicator> join(const std::shared_ptr<Connector>& connector,
                                    const std::string& backend, const JoinOptions& options,
-                                   const ChooserOf& chooser_of);
+                                   const ChooserOf& chooser_of, const Reroute& reroute = {});
 // The same over the transport's connector.
 std::shared_ptr<Communicator> join(Transport& transport, const JoinOptions& options,
                                    const Chooser& chooser = choose);

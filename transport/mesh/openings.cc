@@ -38,15 +38,18 @@ Error not_used() {
 }  // namespace
 
 Openings::Openings(std::shared_ptr<Connector> connector, const JoinOptions& options,
-                   const std::string& place)
+                   const std::string& place, Reroute reroute)
     : connector_(std::move(connector)),
       options_(without_store(options)),
       place_(place),
+      reroute_(std::move(reroute)),
       slots_(index_of(options.size, Traffic())) {}
 
 std::shared_ptr<Openings> Openings::make(std::shared_ptr<Connector> connector,
-                                         const JoinOptions& options, const std::string& place) {
-  std::shared_ptr<Openings> self(new Openings(std::move(connector), options, place));
+                                         const JoinOptions& options, const std::string& place,
+                                         Reroute reroute) {
+  std::shared_ptr<Openings> self(
+      new Openings(std::move(connector), options, place, std::move(reroute)));
   const auto accepted = [weak = self->weak_from_this()](std::shared_ptr<Connection> connection) {
     const auto live = weak.lock();
     if (!live) return connection->close(Error(Blame::Cancelled, "the listener was closed"));
@@ -135,7 +138,7 @@ void Openings::connect(int peer, Traffic traffic) noexcept {
       if (guest == nullptr) return;  // the peer's connection has been taken in meanwhile
       address = table_.addresses[static_cast<std::size_t>(peer)];
       guest->challenge = challenge_of(options_, table_, Side::Connector, peer);
-      how.has_listened = !joining_;
+      how.has_listened = !joining_ || slot_of(peer, traffic).has_failed;
       how.deadline = joining_ ? *joining_ : Deadline::in(options_.timeout);
     }
     const auto connection = connector_->connect(address, how);
@@ -154,6 +157,28 @@ void Openings::connect(int peer, Traffic traffic) noexcept {
       MutexLock lock(mutex_);
       if (const auto guest = slot_of(peer, traffic).ours) forget(guest);
     }
+    failed(peer, traffic, {}, to_error(std::current_exception(), Blame::Busy));
+  }
+}
+
+void Openings::failed(int peer, Traffic traffic, const std::string& transport,
+                      const Error& why) noexcept {
+  try {
+    std::string address;
+    {
+      MutexLock lock(mutex_);
+      if (!closed_) address = table_.addresses[static_cast<std::size_t>(peer)];
+    }
+    const std::string used = transport.empty() ? connector_->transport_to(address) : transport;
+    if (address.empty() || !reroute_ || why.blame() != Blame::PeerLost ||
+        !reroute_(address, used, why))
+      return unreachable(peer, traffic, why);
+    {
+      MutexLock lock(mutex_);
+      slot_of(peer, traffic).has_failed = true;
+    }
+    open(peer, traffic, When::Now);
+  } catch (...) {
     unreachable(peer, traffic, to_error(std::current_exception(), Blame::Busy));
   }
 }
@@ -369,11 +394,13 @@ void Openings::turn_away(const GuestPointer& guest, const std::string& why) {
 
 // A connection ended before its hello.
 void Openings::gone(const GuestPointer& guest, const Error& why) noexcept {
+  std::shared_ptr<Connection> connection;
   {
     MutexLock lock(mutex_);
-    if (forget(guest) == nullptr || !guest->is_ours) return;
+    connection = forget(guest);
   }
-  unreachable(guest->peer, guest->traffic, why);
+  if (connection == nullptr || !guest->is_ours) return;
+  failed(guest->peer, guest->traffic, std::string(connection->transport()), why);
 }
 
 // A peer that connects waits for an answer until its deadline. At the process's own limit of

@@ -7,6 +7,9 @@
 // higher rank's, drops its own. Nothing is sent on a connection before both sides have greeted each
 // other, so no message is lost with one that is dropped.
 //
+// A connection that cannot be made over one transport is made over the next, if the connector has
+// several.
+//
 // Connections that end by agreement (closings.h) are opened again in the same way.
 //
 // A peer is trusted that sends a hello with the group's token, and before that proves that it knows
@@ -23,6 +26,7 @@
 
 #include <weft/base/mutex.h>
 #include <weft/transport/mesh/challenge.h>
+#include <weft/transport/mesh/mesh.h>
 #include <weft/transport/mesh/table.h>
 #include <weft/transport/transport.h>
 
@@ -43,7 +47,8 @@ class Openings final : public std::enable_shared_from_this<Openings> {
   // Listens. Connections that arrive wait until begin(). `place` begins the log's lines. Throws the
   // connector's errors.
   static std::shared_ptr<Openings> make(std::shared_ptr<Connector> connector,
-                                        const JoinOptions& options, const std::string& place);
+                                        const JoinOptions& options, const std::string& place,
+                                        Reroute reroute = {});
   ~Openings();
   std::string address() const { return listener_->address(); }
 
@@ -90,6 +95,7 @@ class Openings final : public std::enable_shared_from_this<Openings> {
     GuestPointer ours;              // while this rank connects
     EventLoop::Registration timer;  // while it waits for the peer to connect
     std::string transport;          // once it is open
+    bool has_failed = false;        // it could not be made over a better transport
     std::uint32_t closed = 0;       // as in a Hello
     // Both wait until a connection that leaves has ended.
     GuestPointer next;         // the peer has connected again
@@ -98,10 +104,13 @@ class Openings final : public std::enable_shared_from_this<Openings> {
   Slot& slot_of(int peer, Traffic traffic) WEFT_REQUIRES(mutex_);
 
   Openings(std::shared_ptr<Connector> connector, const JoinOptions& options,
-           const std::string& place);
+           const std::string& place, Reroute reroute);
   void connect(int peer, Traffic traffic) noexcept;
   void wait_for(int peer, Traffic traffic, std::chrono::milliseconds time) WEFT_REQUIRES(mutex_);
   void unreachable(int peer, Traffic traffic, const Error& why) noexcept;
+  // The connection could not be made over this transport: tries another, or reports the peer as
+  // unreachable.
+  void failed(int peer, Traffic traffic, const std::string& transport, const Error& why) noexcept;
   // Takes in a connection that was accepted. Limits the time for its hello and the number of
   // connections that have sent none.
   void admit(std::shared_ptr<Connection> connection);
@@ -126,6 +135,7 @@ class Openings final : public std::enable_shared_from_this<Openings> {
   const std::shared_ptr<Connector> connector_;
   const JoinOptions options_;
   const std::string place_;
+  const Reroute reroute_;  // may be empty
   std::unique_ptr<Listener> listener_;
 
   mutable Mutex mutex_;

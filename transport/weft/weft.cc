@@ -2,8 +2,11 @@
 // The default backend for host memory: a mesh whose pairs of ranks each use their own transport.
 // Of those that both ranks of a pair can use, that is shm (within a host), else verbs, else tcp. A
 // rank listens on all of them, and publishes all their addresses as one (offers.h).
+#include <map>
+
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/routes.h>
@@ -45,7 +48,7 @@ class OnEach final : public Listener {
   std::vector<Offer> offers_;
 };
 
-// Connects each pair of ranks by its best transport.
+// Connects each pair of ranks of one group by its best transport, or by the next if that fails.
 class Pairs final : public Connector {
  public:
   explicit Pairs(std::vector<std::shared_ptr<Transport>> transports)
@@ -61,7 +64,16 @@ class Pairs final : public Connector {
   }
   std::string transport_to(const std::string& address) const override {
     const auto offers = decode(address);
-    return offers ? routes_.transport_to(offers.value()) : std::string();
+    return offers ? routes_.transport_to(offers.value(), failed_for(address)) : std::string();
+  }
+  // A mesh::Reroute.
+  bool has_other(const std::string& address, const std::string& transport, const Error& why) {
+    const auto offers = decode(address);
+    if (!offers) return false;
+    MutexLock lock(mutex_);
+    Routes::Failed& failed = failed_[address];
+    failed.emplace(transport, why.text());
+    return !failed.contains(routes_.transport_to(offers.value(), failed));
   }
   std::string host_of(const std::string& address) const override {
     const auto offers = decode(address);
@@ -81,18 +93,26 @@ class Pairs final : public Connector {
                                       const ConnectOptions& options) override {
     const auto offers = decode(address);
     if (!offers) throw offers.error();
-    return routes_.connect(offers.value(), options);
+    return routes_.connect(offers.value(), options, failed_for(address));
   }
 
  private:
+  Routes::Failed failed_for(const std::string& address) const {
+    MutexLock lock(mutex_);
+    const auto found = failed_.find(address);
+    return found == failed_.end() ? Routes::Failed() : found->second;
+  }
+
   const std::vector<std::shared_ptr<Transport>> transports_;
   const Routes routes_;
+  mutable Mutex mutex_;
+  std::map<std::string, Routes::Failed> failed_ WEFT_GUARDED_BY(mutex_);  // by address
 };
 
 class Weft final : public Transport {
  public:
   Weft(std::vector<std::shared_ptr<Transport>> transports, std::vector<std::string> lines)
-      : pairs_(std::make_shared<Pairs>(std::move(transports))), lines_(std::move(lines)) {}
+      : transports_(std::move(transports)), lines_(std::move(lines)) {}
 
   std::string_view name() const override { return "weft"; }
   std::vector<std::string> describe() const override { return lines_; }
@@ -100,9 +120,14 @@ class Weft final : public Transport {
   bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
 
   std::shared_ptr<Communicator> join(const JoinOptions& options) override {
-    auto joined = mesh::join(pairs_, "weft", options, [](const std::string& transport) {
+    const auto pairs = std::make_shared<Pairs>(transports_);
+    const auto chooser_of = [](const std::string& transport) {
       return transport == kShared ? mesh::choose_in_cache : mesh::choose;
-    });
+    };
+    auto joined =
+        mesh::join(pairs, "weft", options, chooser_of,
+                   [pairs](const std::string& address, const std::string& transport,
+                           const Error& why) { return pairs->has_other(address, transport, why); });
     if (options.rank == 0 && options.size > 1)
       log::info("group '" + options.group_name + "' of " + std::to_string(options.size) +
                 " ranks: rank 0 uses " + transports_text(*joined));
@@ -110,7 +135,7 @@ class Weft final : public Transport {
   }
 
  private:
-  const std::shared_ptr<Pairs> pairs_;
+  const std::vector<std::shared_ptr<Transport>> transports_;  // best first
   const std::vector<std::string> lines_;
 };
 

@@ -193,6 +193,15 @@ std::string elsewhere(std::string address) {
                          "00000000-0000-0000-0000-000000000000");
 }
 
+// The shm address of a listener that is gone: nothing tells before connecting.
+std::string without_listener(std::string address) {
+  const auto at = address.find("shm ");
+  if (at == std::string::npos) return address;
+  const auto end = address.find('\n', at);
+  const auto begin = address.rfind('/', end) + 1;
+  return address.replace(begin, end - begin, "999999");
+}
+
 std::string without_shm(const std::string& address) {
   const auto at = address.find("shm ");
   return at == std::string::npos ? address
@@ -282,6 +291,48 @@ TEST(WeftBackend, ReasonForTcpWithinAHostIsSaidOnce) {
   EXPECT_THAT(lines, testing::Contains(AllOf(HasSubstr("'shm' is passed over for 'tcp'"),
                                              HasSubstr("the process namespaces differ")))
                          .Times(std::exchange(is_known, true) ? 0 : 1));
+}
+
+TEST(WeftBackend, PairsWhoseShmFailsUseTcp) {
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  const log::Capture capture([&](LogLevel, std::string_view text) {
+    std::lock_guard lock(mutex);
+    if (text.find("it has failed") != std::string_view::npos) lines.emplace_back(text);
+  });
+  const auto told = exchange([](int viewer, int whose, const std::string& address) {
+    return viewer / 2 == whose / 2 ? address : without_listener(address);
+  });
+  EXPECT_THAT(told[0].after, ElementsAre("shm", "tcp", "tcp"));
+  EXPECT_THAT(told[1].after, ElementsAre("shm", "tcp", "tcp"));
+  EXPECT_THAT(told[2].after, ElementsAre("tcp", "tcp", "shm"));
+  EXPECT_THAT(told[3].after, ElementsAre("tcp", "tcp", "shm"));
+  static bool is_known = false;  // the tests of one process may be repeated
+  std::lock_guard lock(mutex);
+  EXPECT_THAT(lines, testing::Contains(AllOf(HasSubstr("'shm' is passed over for 'tcp'"),
+                                             HasSubstr("does not listen any more")))
+                         .Times(std::exchange(is_known, true) ? 0 : 1));
+}
+
+// The user has chosen it.
+TEST(WeftBackend, ShmThatIsForcedAndFailsIsAnError) {
+  const auto published = std::make_shared<Published>();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto store = std::make_shared<StoreOfRank>(
+          rank, published, [rank](int, int whose, const std::string& address) {
+            return whose == rank ? address : address.substr(0, address.rfind('/') + 1) + "999999";
+          });
+      try {
+        open("shm")->join(options_of(rank, kRanks, store));
+        ADD_FAILURE() << "rank " << rank << " has joined";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
 }
 
 TEST(WeftBackend, RefusesAnAddressOfGarbageByName) {
