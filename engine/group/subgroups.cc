@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,11 +15,15 @@
 #include <weft/engine/group/subgroups.h>
 #include <weft/engine/group/text_meeting.h>
 #include <weft/engine/membership/majority.h>
+#include <weft/engine/membership/still_listens.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::group {
 
 namespace {
+
+// How long new_group may take to see which of the lost ranks have ended.
+constexpr auto kEndIsKnown = std::chrono::seconds(10);
 
 // The numbers that ranks exchange in split(), as "color key".
 struct Split {
@@ -130,16 +135,19 @@ void throw_if_names_lost(const Core& core, const std::vector<int>& ranks, const 
 void require_majority(const Core& core, const Error& loss) {
   std::vector<Sight> ranks;
   int reached = 0;
+  const Deadline deadline = Deadline::in(kEndIsKnown);
   for (const int rank : core.options.global_ranks) {
     const auto gone = core.options.job->membership->gone(rank);
-    ranks.push_back(!gone ? Sight::Here : gone->is_cut ? Sight::Cut : Sight::Ended);
     reached += gone ? 0 : 1;
+    const bool lives =
+        gone && (gone->is_cut || (gone->address && still_listens(*gone->address, deadline)));
+    ranks.push_back(!gone ? Sight::Here : lives ? Sight::Cut : Sight::Ended);
   }
   if (has_majority(ranks)) return;
   throw loss.with_text(
       loss.text() + " (new_group: this rank reaches " + std::to_string(reached) + " of " +
       std::to_string(core.options.size) +
-      " ranks; the machines of others do not answer, and they may go on as the group; restart the "
+      " ranks; others do not answer and have not ended, and may go on as the group; restart the "
       "job)");
 }
 

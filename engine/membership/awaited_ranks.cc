@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -15,20 +16,15 @@ namespace {
 // How long a hello may take after the rank's listening socket has refused a connection.
 constexpr auto kHelloFollows = std::chrono::milliseconds(20);
 
-enum class State { Refused, Ended, Other };  // Other: it stands, or cannot be made
-
-State state_of(int socket) {
+// Returns how the connection has ended, ECONNRESET if the peer has closed it; 0: it stands.
+int end_of(int socket) {
   int error = 0;
   socklen_t bytes = sizeof error;
   ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &bytes);
-  if (error == 0) {
-    char byte = 0;
-    const auto count = ::recv(socket, &byte, 1, MSG_DONTWAIT);
-    if (count == 0) return State::Ended;
-    error = count < 0 ? errno : 0;
-  }
-  if (error == ECONNREFUSED) return State::Refused;
-  return error == ECONNRESET ? State::Ended : State::Other;
+  if (error != 0) return error;
+  char byte = 0;
+  const auto count = ::recv(socket, &byte, 1, MSG_DONTWAIT);
+  return count == 0 ? ECONNRESET : count < 0 && errno != EAGAIN ? errno : 0;
 }
 
 }  // namespace
@@ -42,9 +38,10 @@ void AwaitedRanks::watch(int rank, const std::string& host, int port) {
       {},
       {}};
   if (one.socket.get() < 0) return;  // without a descriptor, its death cannot be seen
+  keep_alive(one.socket.get());
   const bool is_made = ::connect(one.socket.get(), there.get(), there.length) == 0;
   const int error = is_made ? 0 : errno;
-  if (error != 0 && error != EINPROGRESS && error != ECONNREFUSED) return;
+  if (error != 0 && error != EINPROGRESS && error != ECONNREFUSED) return unreachable(rank, error);
   const int socket = one.socket.get();
   ranks_[rank] = std::move(one);
   if (error == ECONNREFUSED) return give_grace(rank);
@@ -57,14 +54,20 @@ void AwaitedRanks::watch(int rank, const std::string& host, int port) {
 void AwaitedRanks::on_event(int rank) {
   const auto found = ranks_.find(rank);
   if (found == ranks_.end()) return;
-  const State state = state_of(found->second.socket.get());
+  const int end = end_of(found->second.socket.get());
   const Awaited one = std::move(found->second);
   ranks_.erase(found);
-  switch (state) {
-    case State::Other: return;  // no connection can be made, which tells nothing about the rank
-    case State::Ended: return watch_again(rank, one.host, one.port);
-    case State::Refused: return give_grace(rank);
+  switch (end) {
+    case ECONNRESET: return watch_again(rank, one.host, one.port);
+    case ECONNREFUSED: return give_grace(rank);
+    default: return unreachable(rank, end);
   }
+}
+
+// Other errors tell nothing about the rank.
+void AwaitedRanks::unreachable(int rank, int error) {
+  if (error != ETIMEDOUT && error != EHOSTUNREACH && error != ENETUNREACH) return;
+  ended_(rank, {std::string("its machine does not answer: ") + std::strerror(error), true, true});
 }
 
 // Not at once: the other end may be a process that closes every connection.
@@ -82,7 +85,7 @@ void AwaitedRanks::give_grace(int rank) {
     if (!self || !self->ranks_.contains(rank)) return;
     if (self->greets_()) return self->give_grace(rank);
     self->ranks_.erase(rank);
-    self->died_(rank);
+    self->ended_(rank, {"its process ended"});
   });
 }
 

@@ -65,6 +65,11 @@ std::vector<Frame> Known::aborts(const std::string& group) const {
   return frames;
 }
 
+std::optional<Published> Known::address_of(int rank) const {
+  const auto found = addresses_.find(rank);
+  return found == addresses_.end() ? std::nullopt : std::optional(found->second);
+}
+
 bool Known::is_present(int rank) const {
   return addresses_.contains(rank) && !lost_.contains(rank) && !left_.contains(rank);
 }

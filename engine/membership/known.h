@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -34,6 +35,7 @@ class Known {
   // True if the rank's address is known and it is neither lost nor has left.
   bool is_present(int rank) const;
   const std::map<int, Published>& addresses() const { return addresses_; }
+  std::optional<Published> address_of(int rank) const;
   const std::map<int, std::string>& lost() const { return lost_; }
   const std::set<int>& left() const { return left_; }
 

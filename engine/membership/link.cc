@@ -12,9 +12,6 @@
 
 namespace weft::group {
 
-namespace {
-
-// The kernel notices a peer that vanishes (cable, power), or that reads nothing, after about 15 s.
 void keep_alive(int socket) {
   const auto set = [socket](int level, int name, int value) {
     setsockopt(socket, level, name, &value, sizeof value);
@@ -27,14 +24,17 @@ void keep_alive(int socket) {
   set(IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
-LinkEnd end_by(int error) {
-  switch (error) {
-    case 0:
-    case ECONNRESET:
-    case EPIPE: return {"its process ended", false};
-    case ECONNREFUSED: return {"nobody listens at its address any more", false};
-    default: return {std::strerror(error), true};
-  }
+namespace {
+
+// True if the peer's kernel has acknowledged nothing for most of the time after which the
+// connection ends. A peer that reads nothing ends the connection too, but its kernel answers.
+bool is_silent(int socket) {
+  tcp_info info{};
+  unsigned limit = 0;
+  socklen_t bytes = sizeof info, limit_bytes = sizeof limit;
+  return ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
+         ::getsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, &limit_bytes) == 0 &&
+         info.tcpi_last_ack_recv >= limit / 3 * 2;
 }
 
 }  // namespace
@@ -53,8 +53,20 @@ void Link::start(std::chrono::milliseconds patience) {
   watch(EPOLLOUT);
   patience_ = loop_->at(Deadline::in(patience), [weak = weak_from_this()] {
     const auto self = weak.lock();
-    if (self && !self->has_greeted_) self->fail({"it does not answer", true});
+    if (self && !self->has_greeted_) self->fail({"it does not answer", true, !self->is_connected_});
   });
+}
+
+LinkEnd Link::end_by(int error) const {
+  switch (error) {
+    case 0:
+    case ECONNRESET:
+    case EPIPE: return {"its process ended"};
+    case ECONNREFUSED: return {"nobody listens at its address any more"};
+    default: break;
+  }
+  return {std::string("its machine does not answer: ") + std::strerror(error), true,
+          !is_connected_ || is_silent(socket_.get())};
 }
 
 // Watches for bytes of the peer until it has finished, and for `more`.
@@ -98,7 +110,7 @@ void Link::read() {
   while (!ended_) {
     Frame frame;
     const auto complete = reader_.next(frame);
-    if (!complete) return fail({complete.error().text(), false});
+    if (!complete) return fail({complete.error().text()});
     if (!complete.value()) return;
     events_.frame(*this, frame);
   }
@@ -113,7 +125,7 @@ void Link::greeted(int rank) {
 void Link::send(const std::string& bytes) {
   if (ended_ || failing_ || finishes_) return;
   if (unsent_.size() + bytes.size() > kMostUnsent)
-    return fail_soon({"it reads too slowly: 64 MiB of messages wait for it", false});
+    return fail_soon({"it reads too slowly: 64 MiB of messages wait for it"});
   unsent_ += bytes;
   if (std::exchange(flushes_soon_, true)) return;
   loop_->post([weak = weak_from_this()] {

@@ -22,12 +22,18 @@ namespace weft::group {
 // about 30 MiB.
 constexpr std::size_t kMostUnsent = std::size_t{64} << 20;
 
+// Lets the kernel end the connection if the peer vanishes (cable, power) or reads nothing, after
+// about 15 s.
+void keep_alive(int socket);
+
 // Why a link has ended.
 struct LinkEnd {
   std::string how;  // "its process ended"
   // True if the peer's machine does not answer: the process there may live on. Otherwise the peer's
   // system has closed the connection or refused it.
   bool is_cut = false;
+  // True if nothing at all has come from that machine for a while: no process there is reachable.
+  bool is_silent = false;
 };
 
 class Link : public std::enable_shared_from_this<Link> {
@@ -48,7 +54,7 @@ class Link : public std::enable_shared_from_this<Link> {
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
-  // Begins to watch the socket. If the peer has not greeted() by then, the link ends.
+  // Begins to watch the socket. If the peer has not greeted() in time, the link ends.
   void start(std::chrono::milliseconds patience);
   // The bytes leave at the end of the loop's present turn, together with others.
   void send(const std::string& bytes);
@@ -74,6 +80,7 @@ class Link : public std::enable_shared_from_this<Link> {
  private:
   void on_event(std::uint32_t events);
   void read();
+  LinkEnd end_by(int error) const;
   void fail(const LinkEnd& end);
   void fail_soon(const LinkEnd& end);
   void watch(std::uint32_t more);

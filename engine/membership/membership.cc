@@ -336,11 +336,12 @@ void Membership::State::dispatch(const Frame& frame) {
   const auto told = listeners;  // a copy: a listener may forget itself
   switch (frame.type) {
     case FrameType::Lost:
-      note_gone(frame.rank, {"is lost: " + frame.text, frame.number == kCut});
+      note_gone(frame.rank, {"is lost: " + frame.text, frame.number == kCut,
+                             neighbours->known().address_of(frame.rank)});
       for (const auto& [group, listener] : told) listener.lost(frame.rank, frame.text);
       return;
     case FrameType::Goodbye:
-      note_gone(frame.rank, {"has left the job", false});
+      note_gone(frame.rank, {"has left the job"});
       for (const auto& [group, listener] : told) listener.gone(frame.rank);
       return;
     case FrameType::Abort:

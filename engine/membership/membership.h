@@ -2,9 +2,10 @@
 // Which ranks of the job are alive, and which are leaving. The ranks that run Weft form a tree of
 // TCP connections (neighbours.h), which are idle in quiet times. The kernel closes a dead process's
 // connections at once, so the others learn of the death, with its rank, in milliseconds,
-// independent of the backend. A keep-alive notices a cut cable in about 15 s, and a rank that reads
-// nothing after that time too, or as soon as 64 MiB wait for it. Ranks without Weft (Python's
-// torch.distributed) simply take no part.
+// independent of the backend. A keep-alive notices a cut cable in about 15 s, and then all ranks of
+// the machine that does not answer are lost; a rank that reads nothing is lost after that time too,
+// or as soon as 64 MiB wait for it. Ranks without Weft (Python's torch.distributed) simply take no
+// part.
 //
 // Ranks connect while the first group is still being joined, so that a death is noticed then too.
 // After joining no rank is special, and nobody needs the store.
@@ -21,6 +22,7 @@
 
 #include <weft/base/event_loop.h>
 #include <weft/engine/membership/frame.h>
+#include <weft/engine/membership/published.h>
 #include <weft/engine/store/store.h>
 
 namespace weft::group {
@@ -92,6 +94,7 @@ class Membership : public std::enable_shared_from_this<Membership> {
     std::string how;  // the rest of a sentence that begins with the rank: "is lost: …"
     // Its machine does not answer: the rank may live on, out of reach.
     bool is_cut = false;
+    std::optional<Published> address = {};  // if it is lost
   };
   // As far as this rank has heard.
   std::optional<Gone> gone(int rank) const;

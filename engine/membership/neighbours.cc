@@ -59,14 +59,12 @@ Descriptor dial_socket(const Published& address) {
       ::socket(there.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket)
     throw system_error(is_shortage(errno) ? Blame::Busy : Blame::PeerLost, "connecting", errno);
-  const bool is_made = ::connect(socket.get(), there.get(), there.length) == 0;
-  if (!is_made && errno != EINPROGRESS) {
-    throw Error(
-        Blame::PeerLost,
-        "nobody listens at " + address.host + ":" + std::to_string(address.port) + " any more",
-        errno);
-  }
-  return socket;
+  const int error = ::connect(socket.get(), there.get(), there.length) == 0 ? 0 : errno;
+  if (error == 0 || error == EINPROGRESS) return socket;
+  const std::string where = address.host + ":" + std::to_string(address.port);
+  if (error == ECONNREFUSED)
+    throw Error(Blame::PeerLost, "nobody listens at " + where + " any more", error);
+  throw system_error(Blame::PeerLost, where + " cannot be reached", error);
 }
 
 Neighbours::Neighbours(std::shared_ptr<EventLoop> loop, int rank, Published own,
@@ -88,14 +86,15 @@ void Neighbours::start() {
     const auto self = weak.lock();
     return self && !self->strangers_.empty();
   };
-  const auto died = [weak](int who) {
+  const auto ended = [weak](int who, LinkEnd how) {
     const auto self = weak.lock();
-    if (!self) return;
-    const std::string before =
-        self->has_settled_ ? "" : " before it had connected to rank " + std::to_string(self->rank_);
-    self->suspect(who, {"its process ended" + before, false});
+    // While ranks join, one that cannot be reached from here may still connect to this one.
+    if (!self || (how.is_cut && !self->has_settled_)) return;
+    if (!self->has_settled_)
+      how.how += " before it had connected to rank " + std::to_string(self->rank_);
+    self->suspect(who, how);
   };
-  awaited_ = std::make_shared<AwaitedRanks>(loop_, greets, died);
+  awaited_ = std::make_shared<AwaitedRanks>(loop_, greets, ended);
   watch_listening();
 }
 
@@ -184,7 +183,7 @@ void Neighbours::on_hello(Link& link, const Frame& hello) {
 
 void Neighbours::refuse(Link& link, const std::string& why) {
   link.end();
-  on_ended(link, {why, false});
+  on_ended(link, {why});
 }
 
 void Neighbours::open(Link& link, const Published& address) {
@@ -316,6 +315,14 @@ void Neighbours::note_lost(int rank, const LinkEnd& end) {
   log::debug("rank " + std::to_string(rank) + " is lost: " + end.how + " (as rank " +
              std::to_string(rank_) + " has noticed)");
   take_news({FrameType::Lost, rank, end.is_cut ? kCut : 0, "", end.how}, rank_);
+  // Otherwise this rank would wait for each rank of that machine in turn, and nobody would notice
+  // the loss of those that are nobody's neighbours here.
+  const auto silent = known_.address_of(rank);
+  if (!end.is_silent || !silent || silent->host == own_.host) return;
+  for (const auto& [other, address] : known_.addresses()) {
+    if (address.host == silent->host && known_.is_present(other))
+      take_news({FrameType::Lost, other, kCut, "", "its machine does not answer"}, rank_);
+  }
 }
 
 // Sends an answer for one rank only on the way to that rank: a thousand ranks that leave at once
@@ -373,7 +380,9 @@ void Neighbours::dial() {
     dialled_ = make_link(dial_socket(address), parent_);
     open(*dialled_, address);
   } catch (const Error& error) {
-    if (error.blame() != Blame::Busy) return suspect(parent_, {error.text(), false});
+    if (error.native_code() == ECONNREFUSED) return suspect(parent_, {error.text()});
+    if (error.blame() != Blame::Busy && dials_until_.passed())
+      return note_lost(parent_, {error.text(), true, true});
     log::debug(error.text());
     dials_again_ = loop_->at(Deadline::in(kRest), [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->dial();
