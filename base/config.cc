@@ -16,6 +16,7 @@
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 #include <weft/base/mutex.h>
+#include <weft/base/tls_files.h>
 
 namespace weft {
 
@@ -106,22 +107,56 @@ Config Config::from(const std::function<const char*(const char*)>& variable) {
   config.dump_folder = text("WEFT_DUMP_DIR");
   config.metrics_address = text("WEFT_METRICS");
   config.status_file = text("WEFT_STATUS_FILE");
+  static_cast<void>(TlsFiles::from(variable));
   return config;
 }
 
-const Config& config() {
+TlsFiles TlsFiles::from(const std::function<const char*(const char*)>& variable) {
+  TlsFiles files;
+  std::string missing;
+  std::size_t given = 0;
+  const auto read = [&](const char* name, std::string& file) {
+    const char* const value = variable(name);
+    if (value != nullptr) file = value;
+    if (file.empty()) missing += (missing.empty() ? "" : " and ") + std::string(name);
+    if (!file.empty()) ++given;
+  };
+  read("WEFT_TLS_CERT", files.certificate);
+  read("WEFT_TLS_KEY", files.key);
+  read("WEFT_TLS_CA", files.authorities);
+  if (given > 0 && !missing.empty()) {
+    throw Error(Blame::Caller, "TLS lacks " + missing +
+                                   ": set WEFT_TLS_CERT, WEFT_TLS_KEY and WEFT_TLS_CA, or none");
+  }
+  return files;
+}
+
+namespace {
+
+struct Environment {
+  Config config;
+  TlsFiles tls_files;
+};
+
+const Environment& environment() {
   // Not the initialisation of a static variable: a process forked during it would wait for it
   // forever.
   static constinit ForkMutex mutex(ForkOrder::Config);
-  static constinit std::atomic<const Config*> read{nullptr};
-  if (const Config* const known = read.load(std::memory_order_acquire)) return *known;
+  static constinit std::atomic<const Environment*> read{nullptr};
+  if (const Environment* const known = read.load(std::memory_order_acquire)) return *known;
   MutexLock lock(mutex);
   if (read.load(std::memory_order_relaxed) == nullptr) {
-    read.store(new Config(Config::from([](const char* name) { return std::getenv(name); })),
+    const auto variable = [](const char* name) { return std::getenv(name); };
+    read.store(new Environment{Config::from(variable), TlsFiles::from(variable)},
                std::memory_order_release);
   }
   return *read.load(std::memory_order_relaxed);
 }
+
+}  // namespace
+
+const Config& config() { return environment().config; }
+const TlsFiles& tls_files() { return environment().tls_files; }
 
 std::vector<std::string> unknown_variables(const char* const* environment) {
   std::set<std::string, std::less<>> known{

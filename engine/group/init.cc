@@ -15,6 +15,7 @@
 #include <weft/engine/store/address.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/transport/registry.h>
+#include <weft/transport/tls/credentials.h>
 
 namespace weft {
 
@@ -107,6 +108,7 @@ std::shared_ptr<group::Job> start_job(const group::CoreOptions& made,
 ProcessGroup group::init(ProcessGroupOptions options,
                          std::shared_ptr<tensor::CudaDevices> devices) {
   check_environment();  // reports a wrong variable before any rank waits
+  static_cast<void>(transport::tls::credentials());  // and a wrong certificate
   static_cast<void>(group::parse_backends(options.backend));
   options.backend = group::backends_of(options.backend);
   if (group::parse_backends(options.backend).contains(c10::kCUDA)) tensor::prepare_for_cuda();

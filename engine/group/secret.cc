@@ -4,6 +4,7 @@
 
 #include <weft/base/log.h>
 #include <weft/base/mutex.h>
+#include <weft/base/tls_files.h>
 #include <weft/engine/group/secret.h>
 #include <weft/engine/store/address.h>
 #include <weft/transport/signed_bootstrap.h>
@@ -17,32 +18,55 @@ void say_open(const transport::JoinOptions& join) {
   const std::string address =
       join.interface_address.empty() ? default_address() : join.interface_address;
   if (is_loopback(address) || is_said.exchange(true)) return;
-  log::info("group '" + join.group_name + "' listens on " + address +
-            " and has no secret: any process that reaches its store and its ports can join it "
-            "(ProcessGroupOptions::secret)");
+  const std::string text =
+      "group '" + join.group_name + "' listens on " + address +
+      " and has neither a secret nor TLS: any process that reaches its store and its ports can "
+      "join it (ProcessGroupOptions::secret; WEFT_TLS_CERT)";
+  join.rank == 0 ? log::warn(text) : log::info(text);  // of a job's ranks only one warns
 }
 
-void warn_of(const std::string& backend) {
+void warn_once(const std::string& text) {
   static Mutex mutex;
   static std::set<std::string> said;
   {
     MutexLock lock(mutex);
-    if (!said.insert(backend).second) return;
+    if (!said.insert(text).second) return;
   }
-  log::warn("the backend '" + backend +
-            "' leaves connections to its library, which does not ask for "
-            "ProcessGroupOptions::secret, so processes that reach their ports are not kept out "
-            "(backends that ask for it: weft, shm, tcp, verbs)");
+  log::warn(text);
+}
+
+// Of a backend that leaves connections to its library.
+void warn_of(const std::string& backend, bool has_secret, bool has_tls) {
+  const std::string begin =
+      "the backend '" + backend + "' leaves connections to its library, which ";
+  if (has_secret) {
+    warn_once(begin +
+              "does not ask for ProcessGroupOptions::secret, so processes that reach their ports "
+              "are not kept out (backends that ask for it: weft, shm, tcp, verbs)");
+  }
+  if (has_tls) {
+    warn_once(begin +
+              "does not encrypt them, although WEFT_TLS_CERT is set (the backends weft and tcp do, "
+              "between hosts)");
+  }
 }
 
 }  // namespace
 
 void guard(transport::JoinOptions& join, transport::Transport& backend, const std::string& prefix) {
   if (join.size == 1) return;
-  if (join.secret.empty()) return say_open(join);
+  const bool has_secret = !join.secret.empty();
+  const bool has_tls = tls_files().given();
+  if (!has_secret && !has_tls) say_open(join);
+  if (has_tls && join.rank == 0) {
+    warn_once(
+        "TLS encrypts the connections of tcp; those by which the ranks watch each other, and the "
+        "store's, are not encrypted (SECURITY.md)");
+  }
+  if (!backend.asks_for_secret()) warn_of(std::string(backend.name()), has_secret, has_tls);
+  if (!has_secret) return;
   join.store = std::make_shared<transport::SignedBootstrap>(join.store, join.secret,
                                                             prefix + join.group_name);
-  if (!backend.asks_for_secret()) warn_of(std::string(backend.name()));
 }
 
 }  // namespace weft::group

@@ -23,6 +23,7 @@
 #include <weft/engine/store/store.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/transport/challenge.h>
+#include <weft/transport/tls/credentials.h>
 
 namespace weft::rpc {
 
@@ -131,7 +132,8 @@ Agent init(const std::string& name, Options options) {
 }
 
 Agent init(const std::string& name, Options options, std::shared_ptr<tensor::CudaDevices> devices) {
-  check_environment();      // reports a wrong variable
+  check_environment();                               // reports a wrong variable
+  static_cast<void>(transport::tls::credentials());  // and a wrong certificate
   expose<&run_operator>();  // callable by name even if the program itself calls none
   expose<&run_operator_for_list>();
   call::check_name(name);

@@ -6,6 +6,7 @@
 
 #include <weft/base/config.h>
 #include <weft/base/error.h>
+#include <weft/base/tls_files.h>
 
 namespace weft {
 namespace {
@@ -56,6 +57,29 @@ TEST(Config, FilesAndAddressesStayUnchanged) {
   EXPECT_EQ(config.dump_folder, "d");
   EXPECT_EQ(config.metrics_address, ":9400");
   EXPECT_EQ(config.status_file, "");
+}
+
+TEST(Config, TlsTakesAllThreeFilesOrNone) {
+  const auto files_from = [](const std::map<std::string, std::string>& variables) {
+    return TlsFiles::from([&](const char* name) {
+      const auto found = variables.find(name);
+      return found == variables.end() ? nullptr : found->second.c_str();
+    });
+  };
+  EXPECT_FALSE(files_from({}).given());
+  EXPECT_FALSE(files_from({{"WEFT_TLS_CERT", ""}}).given());
+  const TlsFiles files =
+      files_from({{"WEFT_TLS_CERT", "a"}, {"WEFT_TLS_KEY", "b"}, {"WEFT_TLS_CA", "c"}});
+  EXPECT_TRUE(files.given());
+  EXPECT_EQ(files.certificate + files.key + files.authorities, "abc");
+  try {
+    from({{"WEFT_TLS_CERT", "a"}});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), testing::HasSubstr("TLS lacks WEFT_TLS_KEY and WEFT_TLS_CA: set"));
+  }
+  EXPECT_THROW(from({{"WEFT_TLS_KEY", "b"}, {"WEFT_TLS_CA", "c"}}), Error);
 }
 
 TEST(Config, CrashTracesAreOnOrOff) {

@@ -21,6 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
     weft::broken("the fuzzer cannot make sockets");
+  weft::transport::tls::Socket socket{weft::Descriptor(ends[0])};
   Greeting greeting;
   auto progress = Greeting::Progress::Wants;
   std::size_t sent = 0;
@@ -29,12 +30,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     if (::send(ends[1], data + 1 + sent, count, MSG_NOSIGNAL) != static_cast<ssize_t>(count))
       weft::broken("a short send");
     sent += count;
-    progress = greeting.receive(ends[0]);
+    progress = greeting.receive(socket);
   }
   ::close(ends[1]);
   if (progress == Greeting::Progress::Wants) {
     if (sent >= Greeting::kBytes) weft::broken("a whole greeting is taken for an unfinished one");
-    progress = greeting.receive(ends[0]);
+    progress = greeting.receive(socket);
     if (progress != Greeting::Progress::Lost) weft::broken("the end is not noticed");
   } else if (progress == Greeting::Progress::Whole) {
     const auto part = greeting.stripe();
@@ -55,6 +56,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   }
   if (progress != Greeting::Progress::Whole && greeting.failure().empty())
     weft::broken("a refusal without a reason");
-  ::close(ends[0]);
   return 0;
 }

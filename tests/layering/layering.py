@@ -6,7 +6,7 @@
   inside engine: tensor < future < codec < store < membership < rendezvous < instruments < group < call < rref <
   autograd < rpc < mesh < ddp < shard < zero < training < checkpoint < optim < launch
   no two files define a class of one qualified name
-  a transport backend never includes another backend (cuda_ipc, mesh, staged and stream in transport/ are no backends: they use connections)
+  a transport backend never includes another backend (cuda_ipc, mesh, staged, stream and tls in transport/ are no backends)
   only engine/, transport/gloo/, python/, examples/, tests/ and profiling/bench/ include libtorch
   python/ is a program of a user: of Weft it includes the public headers only (<weft/group.h>), and its own; no layer includes it
   Weft's own headers are written #include <weft/…>
@@ -22,7 +22,7 @@ ENGINE = [
     *["autograd", "rpc", "mesh", "ddp", "shard", "zero", "training", "checkpoint", "optim", "launch"],
 ]
 PUBLIC = len(LAYERS)  # include/weft, examples, tests, benches: may include everything
-NO_BACKENDS = ("cuda_ipc", "mesh", "staged", "stream")
+NO_BACKENDS = ("cuda_ipc", "mesh", "staged", "stream", "tls")
 SOURCES = {".h", ".cc", ".cu", ".cuh"}
 TORCH = re.compile(r"^(torch|ATen|c10)/|^gloo/")
 TORCH_ALLOWED = ("engine/", "transport/gloo/", "python/", "examples/", "tests/", "profiling/bench/", "include/")

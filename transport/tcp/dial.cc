@@ -24,9 +24,9 @@ Blame blame_of(int number) {
 }
 
 // Sends everything in one write: the socket is new and has room for so few bytes.
-bool send_whole(const Descriptor& socket, const Greeting::Bytes& bytes) {
-  return ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
-         static_cast<ssize_t>(bytes.size());
+bool send_whole(tls::Socket& socket, Greeting::Bytes bytes) {
+  const iovec whole{bytes.data(), bytes.size()};
+  return socket.send({&whole, 1}) == static_cast<ssize_t>(bytes.size());
 }
 
 }  // namespace
@@ -136,16 +136,31 @@ void Dial::try_next() {
   while (calls_.size() < settings_.sockets) {
     Descriptor socket = connect(candidates_[next_]);
     if (!socket) return attempt_failed(blame_of(errno), std::strerror(errno), errno);
-    calls_.push_back({std::move(socket)});
+    calls_.push_back({.socket = std::move(socket)});
   }
   const auto self = shared_from_this();
   timer_ = loop->at(Deadline::sooner(deadline_, Deadline::in(settings_.attempt)),
-                    [self] { self->attempt_failed(Blame::Timeout, "no answer", ETIMEDOUT); });
+                    [self] { self->attempt_failed(Blame::Timeout, self->why_late(), ETIMEDOUT); });
+  const std::size_t attempt = next_;
+  for (std::size_t i = 0; i < calls_.size() && next_ == attempt; ++i)
+    watch(i, EPOLLOUT, &Dial::connected);
+}
+
+std::string Dial::why_late() const {
+  const auto shakes_hands = [](const Call& call) { return call.shakes_hands; };
+  if (std::none_of(calls_.begin(), calls_.end(), shakes_hands)) return "no answer";
+  return "the TLS handshake took longer than " + describe(settings_.attempt);
+}
+
+// Calls `next` at these events, in place of an earlier watch of the socket.
+void Dial::watch(std::size_t index, std::uint32_t events, void (Dial::*next)(std::size_t)) {
+  const auto loop = loop_.lock();
+  if (!loop) return;
   try {
-    for (std::size_t i = 0; i < calls_.size(); ++i) {
-      calls_[i].watch = loop->watch(calls_[i].socket.get(), EPOLLOUT,
-                                    [self, i](std::uint32_t) { self->connected(i); });
-    }
+    calls_[index].watch.reset();
+    calls_[index].watch = loop->watch(
+        calls_[index].socket.get(), events,
+        [self = shared_from_this(), index, next](std::uint32_t) { ((*self).*next)(index); });
   } catch (const Error& error) {
     attempt_failed(Blame::Busy, error.text(), error.native_code());
   }
@@ -171,33 +186,56 @@ void Dial::connected(std::size_t index) {
   ::getsockopt(call.socket.get(), SOL_SOCKET, SO_ERROR, &number, &bytes);
   // If nobody listens at a port that is in the kernel's range of local ports, a socket may connect
   // to itself.
-  if (number == 0 && local_end(call.socket) == remote_end(call.socket)) number = ECONNREFUSED;
+  if (number == 0 && local_end(call.socket.descriptor()) == remote_end(call.socket.descriptor()))
+    number = ECONNREFUSED;
   if (number != 0) return attempt_failed(blame_of(number), std::strerror(number), number);
+  if (!settings_.credentials) return greet(index);
+  try {
+    call.socket.encrypt(settings_.credentials, tls::Role::Connector);
+  } catch (const Error& error) {
+    return attempt_failed(Blame::Busy, error.text(), error.native_code());
+  }
+  call.shakes_hands = true;
+  shake_hands(index);
+}
+
+// The greeting follows the handshake, so only a peer with a right certificate sees it.
+void Dial::shake_hands(std::size_t index) {
+  Call& call = calls_[index];
+  switch (call.socket.handshake()) {
+    case tls::Progress::Done: call.shakes_hands = false; return greet(index);
+    case tls::Progress::Lost:
+      return attempt_failed(Blame::PeerLost, call.socket.failure(), ECONNRESET);
+    case tls::Progress::Failed: return attempt_failed(Blame::PeerLost, call.socket.failure(), 0);
+    case tls::Progress::Waits:
+      return watch(index, call.socket.has_unsent() ? EPOLLIN | EPOLLOUT : EPOLLIN,
+                   &Dial::shake_hands);
+  }
+}
+
+void Dial::greet(std::size_t index) {
+  Call& call = calls_[index];
   const Stripe stripe{connection_key_, static_cast<std::uint16_t>(index),
                       static_cast<std::uint16_t>(calls_.size())};
   if (!send_whole(call.socket, Greeting::encode(address_.identity, stripe))) {
-    return attempt_failed(Blame::PeerLost, std::strerror(errno), errno);
+    const int number = errno;
+    // The peer may have said before why it closes.
+    if (call.greeting.receive(call.socket) == Greeting::Progress::Mismatch)
+      return attempt_failed(Blame::PeerLost, call.greeting.failure(), 0);
+    return attempt_failed(Blame::PeerLost, std::strerror(number), number);
   }
-  const auto loop = loop_.lock();
-  if (!loop) return;
-  try {
-    call.watch = loop->watch(
-        call.socket.get(), EPOLLIN,
-        [self = shared_from_this(), index](std::uint32_t) { self->read_greeting(index); });
-  } catch (const Error& error) {
-    attempt_failed(Blame::Busy, error.text(), error.native_code());
-  }
+  watch(index, EPOLLIN, &Dial::read_greeting);
 }
 
 void Dial::read_greeting(std::size_t index) {
   Call& call = calls_[index];
-  const auto progress = call.greeting.receive(call.socket.get());
+  const auto progress = call.greeting.receive(call.socket);
   if (progress == Greeting::Progress::Wants) return;
   // A socket that closes before it greets may belong to a listener that is closing or short of
   // descriptors, so another round may succeed; a stranger stays one.
   if (progress == Greeting::Progress::Lost)
     return attempt_failed(Blame::PeerLost, call.greeting.failure(), ECONNRESET);
-  if (progress == Greeting::Progress::Foreign)
+  if (progress != Greeting::Progress::Whole)
     return attempt_failed(Blame::PeerLost, call.greeting.failure(), 0);
   if (address_.identity.given() && call.greeting.identity() != address_.identity) {
     return attempt_failed(Blame::PeerLost, "another listener has this port now", 0);

@@ -14,6 +14,7 @@
 #include <weft/transport/tcp/greeting.h>
 #include <weft/transport/tcp/settings.h>
 #include <weft/transport/tcp/socket.h>
+#include <weft/transport/tls/socket.h>
 
 namespace weft::transport::tcp {
 
@@ -21,9 +22,9 @@ class Dial : public std::enable_shared_from_this<Dial> {
  public:
   // Done is called once, on the loop, unless cancel() comes first. It receives connected and
   // greeted sockets and their peer's address, or the error: PeerLost (refused, unreachable, another
-  // program answers), Timeout (no answer), Busy (no descriptors).
+  // program answers, TLS fails), Timeout (no answer), Busy (no descriptors).
   struct Made {
-    std::vector<Descriptor> sockets;  // by their index
+    std::vector<tls::Socket> sockets;  // by their index
     std::string peer;
   };
   using Done = std::function<void(Result<Made>)>;
@@ -46,7 +47,11 @@ class Dial : public std::enable_shared_from_this<Dial> {
   void start_over();
   Descriptor connect(const SocketAddress& address);
   void connected(std::size_t index);
+  void shake_hands(std::size_t index);
+  void greet(std::size_t index);
   void read_greeting(std::size_t index);
+  void watch(std::size_t index, std::uint32_t events, void (Dial::*next)(std::size_t));
+  std::string why_late() const;
   void attempt_failed(Blame blame, const std::string& why, int number);
   void end_round();
   void finish(Result<Made> result);
@@ -65,9 +70,10 @@ class Dial : public std::enable_shared_from_this<Dial> {
   std::chrono::milliseconds pause_;
   // The attempt under way.
   struct Call {
-    Descriptor socket;
+    tls::Socket socket;
     Greeting greeting = {};
     EventLoop::Registration watch = {};
+    bool shakes_hands = false;
   };
   std::vector<Call> calls_;
   std::uint64_t connection_key_ = 0;

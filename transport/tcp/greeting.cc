@@ -3,11 +3,10 @@
 #include <cerrno>
 #include <cstring>
 
-#include <sys/socket.h>
-
 #include <weft/transport/little_endian.h>
 #include <weft/transport/tcp/greeting.h>
 #include <weft/transport/tcp/settings.h>
+#include <weft/transport/tls/plain_text.h>
 
 namespace weft::transport::tcp {
 
@@ -41,11 +40,15 @@ Greeting::Bytes Greeting::encode(const Identity& identity, const Stripe& stripe)
   return bytes;
 }
 
-Greeting::Progress Greeting::receive(int socket) {
+Greeting::Progress Greeting::receive(tls::Socket& socket) {
   while (count_ < kBytes) {
-    const auto got = ::recv(socket, bytes_.data() + count_, kBytes - count_, MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
+    const iovec rest{bytes_.data() + count_, kBytes - count_};
+    const auto got = socket.receive({&rest, 1});
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Progress::Wants;
+    if (got < 0 && errno == EPROTO) {
+      failure_ = socket.failure();
+      return Progress::Mismatch;
+    }
     if (got <= 0) {
       failure_ = got == 0 ? "it closed before it had greeted" : std::strerror(errno);
       return Progress::Lost;
@@ -53,12 +56,15 @@ Greeting::Progress Greeting::receive(int socket) {
     count_ += static_cast<std::size_t>(got);
     // Checked at once, even if incomplete: a stranger may now wait for an answer.
     failure_ = why_foreign();
-    if (!failure_.empty()) return Progress::Foreign;
+    if (!failure_.empty()) return speaks_tls() ? Progress::Mismatch : Progress::Foreign;
   }
   return Progress::Whole;
 }
 
+bool Greeting::speaks_tls() const { return count_ > 0 && tls::is_tls(bytes_.front()); }
+
 std::string Greeting::why_foreign() const {
+  if (speaks_tls()) return std::string(tls::kPeerSpeaksTls);
   if (std::memcmp(bytes_.data(), kLetters, std::min(count_, kLettersBytes)) != 0)
     return "the other end is not a Weft process";
   if (count_ < kVersionEnd) return {};

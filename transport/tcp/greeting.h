@@ -12,6 +12,7 @@
 #include <string>
 
 #include <weft/transport/tcp/address.h>
+#include <weft/transport/tls/socket.h>
 
 namespace weft::transport::tcp {
 
@@ -33,19 +34,21 @@ class Greeting {
 
   static Bytes encode(const Identity& identity, const Stripe& stripe = {});
 
-  enum class Progress { Wants, Whole, Lost, Foreign };
-  // Reads the bytes that have arrived, never a byte more than the greeting. Lost: the other end
-  // closed. Foreign: the bytes are not a greeting.
-  Progress receive(int socket);
+  // Lost: the other end closed. Foreign: the bytes are not a greeting. Mismatch: the two ends do
+  // not agree on TLS, or a certificate is refused.
+  enum class Progress { Wants, Whole, Lost, Foreign, Mismatch };
+  // Reads the bytes that have arrived, never a byte more than the greeting.
+  Progress receive(tls::Socket& socket);
   // Valid after Whole.
   Identity identity() const;
   Stripe stripe() const;  // index below count, count from 1 to kMaxSockets
-  // Valid after Lost or Foreign.
+  // Valid after Lost, Foreign or Mismatch.
   const std::string& failure() const { return failure_; }
 
  private:
   // Returns why the bytes so far cannot be a greeting; empty if they can.
   std::string why_foreign() const;
+  bool speaks_tls() const;
 
   Bytes bytes_{};
   std::size_t count_ = 0;

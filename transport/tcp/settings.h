@@ -11,8 +11,10 @@
 
 #include <chrono>
 #include <cstddef>
+#include <memory>
 
 #include <weft/transport/stream/stream_connection.h>
+#include <weft/transport/tls/credentials.h>
 
 namespace weft::transport::tcp {
 
@@ -22,12 +24,14 @@ struct Settings {
   // Sockets of a connection that is made from here (StripedStream); up to kMaxSockets.
   // Of a program's connections: Config::tcp_sockets (WEFT_TCP_SOCKETS, base/config.h).
   std::size_t sockets = 1;
+  // If given, all connections speak TLS. Of a program's connections: tls::credentials().
+  std::shared_ptr<const tls::Credentials> credentials = nullptr;
   std::chrono::seconds idle{15};        // before the kernel probes whether the peer is alive
   std::chrono::seconds probe_pause{5};  // between two probes
   int probes = 3;                       // unanswered probes that end the connection
   // Bytes in transit for so long without any acknowledgement end the connection.
   std::chrono::milliseconds silence{30'000};
-  std::chrono::milliseconds attempt{5'000};  // for one address: to connect and to be greeted
+  std::chrono::milliseconds attempt{5'000};  // for one address: to connect and be greeted
   std::chrono::milliseconds first_pause{2};  // between two rounds over a peer's addresses; doubles
   std::chrono::milliseconds longest_pause{500};  // limit of this pause
   std::chrono::milliseconds greeting{10'000};    // for a socket that connects here to greet

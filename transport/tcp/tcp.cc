@@ -129,6 +129,11 @@ Result<std::shared_ptr<Transport>> open() {
   }
   Settings settings;
   settings.sockets = static_cast<std::size_t>(config().tcp_sockets);
+  try {
+    settings.credentials = tls::credentials();
+  } catch (const Error& error) {
+    return error;
+  }
   return std::shared_ptr<Transport>(std::make_shared<Tcp>(settings));
 }
 

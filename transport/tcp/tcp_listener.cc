@@ -15,6 +15,7 @@
 #include <weft/transport/tcp/socket.h>
 #include <weft/transport/tcp/striped_stream.h>
 #include <weft/transport/tcp/tcp_listener.h>
+#include <weft/transport/tls/plain_text.h>
 
 namespace weft::transport::tcp {
 
@@ -24,11 +25,13 @@ constexpr int kBacklog = 4096;         // the kernel's own limit is often lower
 constexpr std::size_t kGuests = 1024;  // sockets without a greeting or a complete connection
 constexpr int kTakenInOneTurn = 64;
 
-// Sends in one write: nothing was sent on this socket before, so there is room.
-bool answer(const Descriptor& socket, const Identity& identity) {
-  const auto bytes = Greeting::encode(identity);
-  return ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
-         static_cast<ssize_t>(bytes.size());
+constexpr int kWarnings = 16;  // of a listener, about peers that do not agree on TLS
+
+// Sends in one write: there is room, because hardly anything was sent on this socket before.
+bool answer(tls::Socket& socket, const Identity& identity) {
+  auto bytes = Greeting::encode(identity);
+  const iovec whole{bytes.data(), bytes.size()};
+  return socket.send({&whole, 1}) == static_cast<ssize_t>(bytes.size());
 }
 
 Identity fresh_identity() {
@@ -77,10 +80,11 @@ class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
     EventLoop::Registration watch;  // or the timer that resumes watching
   };
   struct Guest {
-    Descriptor socket;
+    tls::Socket socket;
     Greeting greeting;
     EventLoop::Registration watch;
     EventLoop::Registration timer;
+    bool shakes_hands = false;
     bool greeted = false;  // but its connection is incomplete
   };
 
@@ -88,7 +92,12 @@ class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
   void accept_at(std::size_t door);
   void pause(std::size_t door, int number);
   void receive(Descriptor socket);
+  void await(std::uint64_t key, std::uint32_t events);
+  void on_bytes(std::uint64_t key);
+  bool has_shaken_hands(std::uint64_t key);
   void greet(std::uint64_t key);
+  void be_late(std::uint64_t key);
+  void refuse(std::uint64_t key, const std::string& why);
   void welcome(std::uint64_t key);
   void put_out(std::uint64_t key, const std::string& why);
   void let_in(std::vector<Guest> guests);
@@ -103,6 +112,7 @@ class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
   bool short_of_something_ = false;        // and has reported it
   std::map<std::uint64_t, Guest> guests_;  // in order of arrival
   std::uint64_t next_guest_ = 1;
+  int warnings_ = 0;
 };
 
 int TcpListener::Entrance::add_door(SocketAddress address) {
@@ -189,28 +199,92 @@ void TcpListener::Entrance::receive(Descriptor socket) {
   const auto loop = loop_.lock();
   if (!loop) return;
   // The socket that has waited longest makes room: it is hardly a peer, and a peer would try again.
-  if (guests_.size() >= kGuests) guests_.erase(guests_.begin());
+  if (guests_.size() >= kGuests)
+    put_out(guests_.begin()->first, "too many sockets that have not greeted are open");
   const std::uint64_t key = next_guest_++;
   Guest& guest = guests_[key];
   guest.socket = std::move(socket);
   const auto self = shared_from_this();
   try {
-    guest.timer =
-        loop->at(Deadline::in(settings_.greeting), [self, key] { self->guests_.erase(key); });
-    guest.watch =
-        loop->watch(guest.socket.get(), EPOLLIN, [self, key](std::uint32_t) { self->greet(key); });
+    guest.timer = loop->at(Deadline::in(settings_.greeting), [self, key] { self->be_late(key); });
+    await(key, EPOLLIN);
   } catch (const Error&) {
     guests_.erase(key);
   }
 }
 
-void TcpListener::Entrance::greet(std::uint64_t key) {
+void TcpListener::Entrance::await(std::uint64_t key, std::uint32_t events) {
+  const auto loop = loop_.lock();
+  if (!loop) return;
+  Guest& guest = guests_[key];
+  guest.watch.reset();
+  guest.watch =
+      loop->watch(guest.socket.get(), events,
+                  [self = shared_from_this(), key](std::uint32_t) { self->on_bytes(key); });
+}
+
+void TcpListener::Entrance::on_bytes(std::uint64_t key) {
   const auto found = guests_.find(key);
   if (found == guests_.end()) return;
-  Guest& guest = found->second;
-  if (guest.greeted) return put_out(key, "it closed, or sent more before it was answered");
-  const auto progress = guest.greeting.receive(guest.socket.get());
+  if (found->second.greeted) return put_out(key, "it closed, or sent more before it was answered");
+  try {
+    if (has_shaken_hands(key)) greet(key);
+  } catch (const Error& error) {  // for lack of memory
+    put_out(key, error.text());
+  }
+}
+
+// Returns true if the guest may greet: it speaks plain text, or its TLS handshake is done.
+bool TcpListener::Entrance::has_shaken_hands(std::uint64_t key) {
+  Guest& guest = guests_[key];
+  if (!settings_.credentials) return true;
+  if (!guest.socket.is_encrypted()) {  // a silent guest costs no TLS session
+    guest.socket.encrypt(settings_.credentials, tls::Role::Listener);
+    guest.shakes_hands = true;
+  }
+  if (!guest.shakes_hands) return true;
+  const bool had_unsent = guest.socket.has_unsent();
+  switch (guest.socket.handshake()) {
+    case tls::Progress::Done: guest.shakes_hands = false; break;
+    case tls::Progress::Lost: put_out(key, guest.socket.failure()); return false;
+    case tls::Progress::Failed: refuse(key, guest.socket.failure()); return false;
+    case tls::Progress::Waits: break;
+  }
+  const bool has_unsent = guest.socket.has_unsent();
+  if (has_unsent != had_unsent) await(key, has_unsent ? EPOLLIN | EPOLLOUT : EPOLLIN);
+  return !guest.shakes_hands;
+}
+
+void TcpListener::Entrance::be_late(std::uint64_t key) {
+  const auto found = guests_.find(key);
+  if (found == guests_.end()) return;
+  const Guest& guest = found->second;
+  if (!settings_.credentials || (guest.socket.is_encrypted() && !guest.shakes_hands))
+    return put_out(key, "it did not greet in time");
+  refuse(key, "the TLS handshake took longer than " + describe(settings_.greeting));
+}
+
+// Puts out a guest that was probably to be a peer. Its own error names the cause too, if it is one.
+void TcpListener::Entrance::refuse(std::uint64_t key, const std::string& why) {
+  if (++warnings_ > kWarnings) return put_out(key, why);
+  const auto found = guests_.find(key);
+  log::warn("tcp: refused a connection from " +
+            remote_end(found->second.socket.descriptor()).text() + ": " + why +
+            (warnings_ == kWarnings ? " (further ones: WEFT_LOG=debug)" : ""));
+  guests_.erase(found);
+}
+
+void TcpListener::Entrance::greet(std::uint64_t key) {
+  Guest& guest = guests_[key];
+  const auto progress = guest.greeting.receive(guest.socket);
   if (progress == Greeting::Progress::Wants) return;
+  if (progress == Greeting::Progress::Mismatch) {
+    if (!guest.socket.is_encrypted()) {
+      ::send(guest.socket.get(), tls::kMismatch.data(), tls::kMismatch.size(),
+             MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+    return refuse(key, guest.greeting.failure());
+  }
   if (progress != Greeting::Progress::Whole || closed_)
     return put_out(key, guest.greeting.failure());
   const Identity meant = guest.greeting.identity();
@@ -221,7 +295,8 @@ void TcpListener::Entrance::greet(std::uint64_t key) {
 
 void TcpListener::Entrance::put_out(std::uint64_t key, const std::string& why) {
   const auto found = guests_.find(key);
-  log::debug("tcp: closed the socket of " + remote_end(found->second.socket).text() + ": " + why);
+  log::debug("tcp: closed the socket of " + remote_end(found->second.socket.descriptor()).text() +
+             ": " + why);
   guests_.erase(found);
 }
 
@@ -260,7 +335,7 @@ void TcpListener::Entrance::let_in(std::vector<Guest> guests) {
   std::vector<std::unique_ptr<TcpStream>> sockets;
   for (Guest& guest : guests) {
     if (!answer(guest.socket, identity_)) return;
-    const std::string peer = remote_end(guest.socket).text();
+    const std::string peer = remote_end(guest.socket.descriptor()).text();
     sockets.push_back(std::make_unique<TcpStream>(loop, std::move(guest.socket), peer, settings_,
                                                   guest.greeting.stripe()));
   }

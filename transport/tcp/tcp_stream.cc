@@ -46,7 +46,7 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
   Core& operator=(const Core&) = delete;
 
   void await(const std::shared_ptr<Dial>& dial);
-  void connected(Descriptor socket, const std::string& peer);
+  void connected(tls::Socket socket, const std::string& peer);
   void failed(const Error& error);
   void start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable);
   void stop() noexcept;
@@ -77,7 +77,7 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
   void look_after() noexcept;
   void look();
   // The reader's part.
-  std::size_t receive(iovec* pieces, std::size_t count, std::size_t room) noexcept;
+  std::size_t receive(std::span<const iovec> pieces, std::size_t room) noexcept;
   void lost(int number) noexcept;
   // Called on any of the three threads.
   void break_off(int number) noexcept;
@@ -97,8 +97,8 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
   bool finished_ WEFT_GUARDED_BY(mutex_) = false;
   bool stopped_ WEFT_GUARDED_BY(mutex_) = false;
 
-  Descriptor socket_ WEFT_GUARDED_BY(mutex_);  // set once, then published by descriptor_
-  std::atomic<int> descriptor_{-1};
+  tls::Socket socket_ WEFT_GUARDED_BY(mutex_);  // set once, then published by open_
+  std::atomic<tls::Socket*> open_{nullptr};
   // A write took less than it was given and `writable` has not been called since.
   std::atomic<bool> short_{false};
   // errno of the end, as the writer or the loop saw it; the reader can no longer see it.
@@ -124,6 +124,7 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
 // with unread bytes discards the bytes that it has not sent yet.
 TcpStream::Core::~Core() {
   if (!socket_ || closed_ || broken_ != 0) return;
+  socket_.flush();
   std::array<std::byte, 32 << 10> nowhere;
   for (int i = 0;
        i < 256 && ::recv(socket_.get(), nowhere.data(), nowhere.size(), MSG_DONTWAIT) > 0; ++i) {
@@ -135,16 +136,16 @@ void TcpStream::Core::await(const std::shared_ptr<Dial>& dial) {
   dial_ = dial;
 }
 
-void TcpStream::Core::connected(Descriptor socket, const std::string& peer) {
+void TcpStream::Core::connected(tls::Socket socket, const std::string& peer) {
   const auto loop = loop_.lock();  // released after mutex_: it may be the last reference
   MutexLock lock(mutex_);
   if (stopped_) return;
   dial_.reset();
   peer_ = peer;
   socket_ = std::move(socket);
-  tune(socket_, settings_);
-  descriptor_ = socket_.get();
-  if (finished_) ::shutdown(socket_.get(), SHUT_WR);
+  tune(socket_.descriptor(), settings_);
+  open_ = &socket_;
+  if (finished_) socket_.finish_writing();
   if (loop && handlers_) watch(*loop);
 }
 
@@ -157,7 +158,7 @@ void TcpStream::Core::failed(const Error& error) {
   }
   // The socket is connected, but the loop cannot watch it. End it, because nobody would report
   // room, and the connection's other sockets would not learn of the end.
-  if (descriptor_ >= 0) break_off(error.native_code() != 0 ? error.native_code() : EIO);
+  if (open_ != nullptr) break_off(error.native_code() != 0 ? error.native_code() : EIO);
   call(&Handlers::readable);
 }
 
@@ -175,6 +176,9 @@ void TcpStream::Core::watch(EventLoop& loop) {
   registration_ =
       loop.watch(socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
                  [self = shared_from_this()](std::uint32_t events) { self->on_events(events); });
+  // Bytes that arrived with the end of a TLS handshake have no event of their own.
+  if (socket_.is_encrypted())
+    loop.post([self = shared_from_this()] { self->call(&Handlers::readable); });
 }
 
 void TcpStream::Core::on_events(std::uint32_t events) {
@@ -183,7 +187,10 @@ void TcpStream::Core::on_events(std::uint32_t events) {
     ++edges_;
     call(&Handlers::readable);
   }
-  const bool has_room = (events & EPOLLOUT) != 0 && short_.exchange(false);
+  // Encrypted bytes that wait go first; an event tells when there is room for the rest of them.
+  tls::Socket* const socket = open_;
+  const bool is_open = (events & EPOLLOUT) != 0 && socket != nullptr && socket->flush();
+  const bool has_room = is_open && short_.exchange(false);
   if (has_room || (events & (EPOLLHUP | EPOLLERR)) != 0) call(&Handlers::writable);
 }
 
@@ -199,8 +206,8 @@ void TcpStream::Core::call(std::function<void()> Handlers::*which) {
 std::size_t TcpStream::Core::write(std::span<const Bytes> pieces) noexcept {
   // Set before looking for room: an event that arrives meanwhile must see it.
   short_ = true;
-  const int descriptor = descriptor_;
-  if (descriptor < 0 || broken_ != 0) return 0;
+  tls::Socket* const socket = open_;
+  if (socket == nullptr || broken_ != 0) return 0;
   std::size_t written = 0;
   while (!pieces.empty()) {
     std::array<iovec, kPieces> vectors;
@@ -210,15 +217,7 @@ std::size_t TcpStream::Core::write(std::span<const Bytes> pieces) noexcept {
       vectors[i] = {const_cast<std::byte*>(pieces[i].data()), pieces[i].size()};
       bytes += pieces[i].size();
     }
-    msghdr message{};
-    message.msg_iov = vectors.data();
-    message.msg_iovlen = count;
-    // Not MSG_ZEROCOPY: if both ends are on one host the kernel copies all the same, and its
-    // notifications cost more.
-    ssize_t took = 0;
-    do {
-      took = ::sendmsg(descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    } while (took < 0 && errno == EINTR);
+    const ssize_t took = socket->send({vectors.data(), count});
     if (took < 0 && errno != EAGAIN && errno != EWOULDBLOCK) break_off(errno);
     if (took > 0) written += static_cast<std::size_t>(took);
     if (took < 0 || static_cast<std::size_t>(took) < bytes) break;
@@ -229,17 +228,11 @@ std::size_t TcpStream::Core::write(std::span<const Bytes> pieces) noexcept {
   return written;
 }
 
-std::size_t TcpStream::Core::receive(iovec* pieces, std::size_t count, std::size_t room) noexcept {
-  const int descriptor = descriptor_;
+std::size_t TcpStream::Core::receive(std::span<const iovec> pieces, std::size_t room) noexcept {
+  tls::Socket* const socket = open_;
   const std::uint64_t edges = edges_;
-  if (descriptor < 0 || closed_ || (edges == seen_ && !hung_up_)) return 0;
-  msghdr message{};
-  message.msg_iov = pieces;
-  message.msg_iovlen = count;
-  ssize_t got = 0;
-  do {
-    got = ::recvmsg(descriptor, &message, MSG_DONTWAIT);
-  } while (got < 0 && errno == EINTR);
+  if (socket == nullptr || closed_ || (edges == seen_ && !hung_up_)) return 0;
+  const ssize_t got = socket->receive(pieces);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
     seen_ = edges;
     return 0;
@@ -259,8 +252,8 @@ TcpStream::Bytes TcpStream::Core::peek(std::size_t wanted) noexcept {
     if (closed_ || (edges_ == seen_ && !hung_up_)) break;
     auto room = buffer_.room(wanted);
     room = room.first(std::min(room.size(), std::max(wanted, ahead_)));
-    iovec piece{room.data(), room.size()};
-    const std::size_t got = receive(&piece, 1, room.size());
+    const iovec piece{room.data(), room.size()};
+    const std::size_t got = receive({&piece, 1}, room.size());
     if (got == 0) break;
     if (got == room.size()) ahead_ = std::min(ahead_ * 2, kWindow);  // small messages after all
     buffer_.filled(got);
@@ -288,8 +281,9 @@ std::size_t TcpStream::Core::read(std::span<std::byte> to) noexcept {
     const auto rest = to.subspan(moved);
     const auto room = buffer_.has_memory() ? buffer_.room(kWindow) : std::span<std::byte>();
     const auto ahead = room.first(std::min(room.size(), ahead_));
-    iovec pieces[] = {{rest.data(), rest.size()}, {ahead.data(), ahead.size()}};
-    const std::size_t got = receive(pieces, ahead.empty() ? 1 : 2, rest.size() + ahead.size());
+    const std::array<iovec, 2> pieces{{{rest.data(), rest.size()}, {ahead.data(), ahead.size()}}};
+    const std::size_t got =
+        receive(std::span(pieces).first(ahead.empty() ? 1 : 2), rest.size() + ahead.size());
     moved += std::min(got, rest.size());
     if (got > rest.size()) buffer_.filled(got - rest.size());
   }
@@ -310,7 +304,7 @@ void TcpStream::Core::break_off(int number) noexcept {
   int none = 0;
   broken_.compare_exchange_strong(none, number);
   hung_up_ = true;
-  ::shutdown(descriptor_, SHUT_RDWR);
+  ::shutdown(open_.load()->get(), SHUT_RDWR);
 }
 
 Error TcpStream::Core::reason(int number) const {
@@ -330,6 +324,8 @@ Error TcpStream::Core::reason(int number) const {
                    connection + " is lost: no answer from its machine for " +
                        describe(settings_.silence) + "; it is down, or the network between is cut",
                    number);
+    case EPROTO:
+      return Error(Blame::PeerLost, connection + " is lost: " + socket_.failure(), number);
     default: return system_error(Blame::PeerLost, connection + " is lost", number);
   }
 }
@@ -359,14 +355,15 @@ void TcpStream::Core::write_on() noexcept {
 }
 
 std::optional<Error> TcpStream::Core::cut() noexcept {
-  if (hung_up_ && broken_ == 0 && descriptor_ >= 0) {
+  tls::Socket* const socket = open_;
+  if (hung_up_ && broken_ == 0 && socket != nullptr) {
     int number = 0;
     socklen_t bytes = sizeof number;
-    if (::getsockopt(descriptor_, SOL_SOCKET, SO_ERROR, &number, &bytes) == 0 && number != 0)
+    if (::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &number, &bytes) == 0 && number != 0)
       break_off(number);
   }
   // Takes no lock while the connection is healthy.
-  return broken_ != 0 || (ended_ && descriptor_ < 0) ? write_end() : std::nullopt;
+  return broken_ != 0 || (ended_ && socket == nullptr) ? write_end() : std::nullopt;
 }
 
 std::string TcpStream::Core::peer() const {
@@ -387,7 +384,9 @@ void TcpStream::Core::look_after() noexcept {
 
 void TcpStream::Core::look() {
   looking_ = false;  // reset before looking: a later write must ask for the next look
-  const auto finding = silence_.look(descriptor_);
+  const tls::Socket* const socket = open_;
+  if (socket == nullptr) return;
+  const auto finding = silence_.look(socket->get());
   if (finding == Silence::Finding::Lost) return break_off(ETIMEDOUT);
   if (finding == Silence::Finding::Underway) look_after();
   // Nothing has arrived since the last look. Call the reader: it finds nothing and frees its
@@ -403,7 +402,7 @@ void TcpStream::Core::look() {
 void TcpStream::Core::finish_writing() noexcept {
   MutexLock lock(mutex_);
   if (std::exchange(finished_, true)) return;
-  if (socket_) ::shutdown(socket_.get(), SHUT_WR);
+  if (socket_) socket_.finish_writing();
 }
 
 void TcpStream::Core::stop() noexcept {
@@ -418,7 +417,7 @@ void TcpStream::Core::stop() noexcept {
   if (loop) loop->post([] {});
 }
 
-TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, Descriptor socket,
+TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, tls::Socket socket,
                      const std::string& peer, const Settings& settings, const Stripe& stripe)
     : core_(std::make_shared<Core>(loop, peer, settings, stripe)) {
   core_->connected(std::move(socket), peer);

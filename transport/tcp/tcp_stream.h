@@ -14,14 +14,15 @@
 #include <weft/transport/tcp/greeting.h>
 #include <weft/transport/tcp/settings.h>
 #include <weft/transport/tcp/socket.h>
+#include <weft/transport/tls/socket.h>
 
 namespace weft::transport::tcp {
 
 class TcpStream final : public ByteStream {
  public:
-  // Takes a connected stream socket. `loop`, which start() receives again, runs the work that has
-  // no caller: connecting, and checking the peer.
-  TcpStream(const std::shared_ptr<EventLoop>& loop, Descriptor socket, const std::string& peer,
+  // Takes a connected stream socket, after the handshake if it speaks TLS. `loop`, which start()
+  // receives again, runs the work that has no caller: connecting, and checking the peer.
+  TcpStream(const std::shared_ptr<EventLoop>& loop, tls::Socket socket, const std::string& peer,
             const Settings& settings, const Stripe& stripe = {});
   // Connects to one of the address's hosts until the deadline; see Dial. Returns the sockets of one
   // connection, Settings::sockets of them: all connect or none.

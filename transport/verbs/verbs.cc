@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <atomic>
 
 #include <weft/base/log.h>
 #include <weft/base/mutex.h>
+#include <weft/base/tls_files.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/stream/stream_connection.h>
@@ -26,6 +28,14 @@ Capabilities capabilities_of_rings() {
 }
 
 std::string_view scheme_of(Fabric fabric) { return fabric == Fabric::InfiniBand ? "ib/" : "roce/"; }
+
+void warn_of_tls() {
+  static std::atomic<bool> is_said{false};
+  if (!tls_files().given() || is_said.exchange(true)) return;
+  log::warn(
+      "verbs: data that goes over RDMA is not encrypted, although WEFT_TLS_CERT is set; to encrypt "
+      "all of it, choose the backend tcp");
+}
 
 class VerbsListener final : public Listener {
  public:
@@ -111,6 +121,7 @@ std::optional<std::string> Verbs::why_unreachable(const std::string& text) const
 std::unique_ptr<Listener> Verbs::listen(const ListenOptions& options) {
   if (!options.loop || !options.accepted)
     throw Error(Blame::Caller, "verbs listen: a loop and `accepted` must be given");
+  warn_of_tls();
   const Way way = way_from(options.interface_address);
   {
     MutexLock lock(mutex_);

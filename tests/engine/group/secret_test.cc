@@ -166,7 +166,7 @@ TEST(GroupSecrets, LogSaysWhatIsNotKeptOut) {
   EXPECT_EQ(said_by_guard("tcp", "10.1.2.3", kSecret), "");
   EXPECT_EQ(said_by_guard("weft", "10.1.2.3", kSecret), "");
   EXPECT_THAT(said_by_guard("tcp", "10.1.2.3", ""),
-              AllOf(HasSubstr("I group 'x' listens on 10.1.2.3 and has no secret"),
+              AllOf(HasSubstr("W group 'x' listens on 10.1.2.3 and has neither a secret nor TLS"),
                     HasSubstr("ProcessGroupOptions::secret")));
   EXPECT_EQ(said_by_guard("shm", "10.1.2.3", ""), "");
 }

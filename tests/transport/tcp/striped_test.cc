@@ -432,7 +432,7 @@ TEST(StripedLane, AbandonedDialsLeaveNothing) {
 }
 
 struct Said {
-  Descriptor socket;
+  tls::Socket socket;
   Stripe part;
 };
 
@@ -440,7 +440,7 @@ struct Said {
 Said accept_at(const Descriptor& door) {
   Said said{Descriptor(::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC)), {}};
   Greeting greeting;
-  while (greeting.receive(said.socket.get()) == Greeting::Progress::Wants) {
+  while (greeting.receive(said.socket) == Greeting::Progress::Wants) {
   }
   said.part = greeting.stripe();
   return said;
@@ -505,7 +505,7 @@ TEST(StripedLane, UnwatchableSocketEndsTheConnection) {
   std::vector<Said> taken;
   for (int i = 0; i < 2; ++i) taken.push_back(accept_at(door));
   if (taken[0].part.index != 0) std::swap(taken[0], taken[1]);
-  const int watched = other_end(taken[1].socket);
+  const int watched = other_end(taken[1].socket.descriptor());
   ASSERT_GE(watched, 0);
   // Once its answer has been read, the socket is not watched until the last answer arrives.
   ASSERT_EQ(::send(taken[1].socket.get(), answer.data(), answer.size(), 0),

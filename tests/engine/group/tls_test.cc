@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups whose connections speak TLS. The whole program is given a certificate.
+#include <functional>
+#include <utility>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/types.h>
+
+#include <weft/group.h>
+#include <weft/tests/harness/on_ranks.h>
+#include <weft/tests/harness/tls_environment.h>
+#include <weft/transport/registry.h>
+
+namespace weft {
+namespace {
+
+using harness::As;
+using harness::Setting;
+using testing::HasSubstr;
+
+harness::TlsEnvironment environment;
+
+class GroupTls : public harness::OnRanks {};
+INSTANTIATE_TEST_SUITE_P(, GroupTls,
+                         testing::Values(Setting{As::Threads, "tcp"}, Setting{As::Threads, "weft"},
+                                         Setting{As::Processes, "tcp"},
+                                         Setting{As::Processes, "weft"}),
+                         harness::name_of_setting);
+
+TEST_P(GroupTls, CarriesCollectivesAndMessages) {
+  for (const int ranks : {2, 3, 4}) {
+    on_ranks(ranks, [](ProcessGroup& group) {
+      const int size = group.size();
+      for (const int elements : {1, 1'000, 1'500'000}) {
+        at::Tensor sum = at::full({elements}, group.rank() + 1.0);
+        group.all_reduce(sum).wait();
+        EXPECT_TRUE(sum.equal(at::full({elements}, size * (size + 1) / 2.0)));
+      }
+      const int to = (group.rank() + 1) % size;
+      const int from = (group.rank() + size - 1) % size;
+      at::Tensor heard = at::zeros({700'001});
+      Work receives = group.recv(heard, from);
+      group.send(at::full({700'001}, group.rank() + 0.5), to).wait();
+      receives.wait();
+      EXPECT_TRUE(heard.equal(at::full({700'001}, from + 0.5)));
+      ProcessGroup part = group.split(group.rank() % 2, group.rank());
+      at::Tensor ones = at::ones({1'000});
+      part.all_reduce(ones).wait();
+      EXPECT_TRUE(ones.equal(at::full({1'000}, static_cast<double>(part.size()))));
+      if (std::string(GetParam().backend) == "tcp") EXPECT_EQ(group.transport(to), "tcp");
+      harness::meet(group);
+    });
+  }
+}
+
+// Joins two ranks, of which the second first changes its environment; both must fail and name TLS.
+void expect_refused(const std::function<void()>& change) {
+  harness::Processes ranks(2, [&](int rank) {
+    if (rank == 1) change();
+    const Error error = harness::error_of([] {
+      ProcessGroup group = init_process_group(
+          {.backend = "tcp", .timeout = std::chrono::seconds(40), .device = at::kCPU});
+      at::Tensor sum = at::ones({4});
+      group.all_reduce(sum).wait();
+    });
+    EXPECT_THAT(error.text(), HasSubstr("WEFT_TLS_C")) << "rank " << rank;
+  });
+  ranks.expect_success();
+}
+
+TEST(GroupTlsMismatch, RankWithoutTlsIsRefused) {
+  expect_refused([] {
+    for (const char* const name : {"WEFT_TLS_CERT", "WEFT_TLS_KEY", "WEFT_TLS_CA"})
+      ::unsetenv(name);
+  });
+}
+
+TEST(GroupTlsMismatch, RankOfAnotherAuthorityIsRefused) {
+  harness::Authority other("another authority");
+  expect_refused([&] { harness::set_environment(other.issue()); });
+}
+
+TEST(GroupTlsMismatch, WrongFilesFailJoining) {
+  harness::Processes ranks(1, [&](int) {
+    ::setenv("WEFT_TLS_KEY", "/nowhere.key", 1);
+    const Error error = harness::error_of(
+        [] { init_process_group({.backend = "tcp", .rank = 0, .world_size = 1}); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("WEFT_TLS_KEY ('/nowhere.key') cannot be used"));
+  });
+  ranks.expect_success();
+}
+
+TEST(GroupTlsOverOthers, LibrariesThatDoNotEncryptSaySo) {
+  try {
+    static_cast<void>(transport::open("gloo"));
+  } catch (const Error& error) {
+    GTEST_SKIP() << error.text();
+  }
+  std::string said;
+  harness::run_ranks(As::Threads, 2,
+                     [&](ProcessGroup& group) {
+                       at::Tensor sum = at::ones({4});
+                       group.all_reduce(sum).wait();
+                       if (group.rank() == 0) said = harness::LogWatch::current().text();
+                     },
+                     {.backend = "gloo"});
+  static bool is_known = false;
+  if (std::exchange(is_known, true)) return;
+  EXPECT_THAT(said, HasSubstr("does not encrypt them, although WEFT_TLS_CERT is set"));
+}
+
+}  // namespace
+}  // namespace weft
