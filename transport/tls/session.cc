@@ -248,9 +248,9 @@ bool Session::flush_now() noexcept {
     if (took < 0) error_ = errno;
     if (took > 0) sent_ += static_cast<std::size_t>(took);
   }
-  if (error_ != 0) return false;
   unsent_.clear();
   sent_ = 0;
+  if (error_ != 0) return false;
   if (finishes_) ::shutdown(socket_, SHUT_WR);
   return true;
 }
