@@ -16,6 +16,7 @@
 #include <weft/profiling/bench/transport_participants.h>
 #include <weft/profiling/bench/transport_rounds.h>
 #include <weft/profiling/bench/workers.h>
+#include <weft/tests/harness/folder.h>
 
 namespace {
 
@@ -52,6 +53,25 @@ std::string ucx_script(const std::string& tls, const std::string& name) {
          "}'); [ -n \"$r\" ] && break; sleep 0.05; done; echo \"$s $r\"; fi; done";
 }
 
+// The environment of workers that speak TLS, with a certificate that signs itself. Empty, with a
+// note, if none can be made.
+std::vector<std::string> tls_environment(const Report& report) {
+  static const weft::harness::Folder folder;
+  const std::string certificate = folder.path() + "/certificate.pem";
+  const std::string key = folder.path() + "/key.pem";
+  const std::string make =
+      "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj "
+      "/CN=bench "
+      "-addext subjectAltName=IP:127.0.0.1,IP:::1 -keyout " +
+      key + " -out " + certificate + " 2>/dev/null";
+  if (std::system(make.c_str()) != 0) {
+    report.note("TLS is not measured: the program openssl made no certificate");
+    return {};
+  }
+  return {"env", "WEFT_TLS_CERT=" + certificate, "WEFT_TLS_KEY=" + key,
+          "WEFT_TLS_CA=" + certificate};
+}
+
 std::vector<Setting> settings_of(const std::string& wire, const std::string& name,
                                  const Report& report, const std::string& mpi,
                                  const std::string& tensorpipe) {
@@ -66,6 +86,12 @@ std::vector<Setting> settings_of(const std::string& wire, const std::string& nam
   }
   if (wire == "tcp" && name == "stream") {
     settings.push_back({"weft x4", {"env", "WEFT_TCP_SOCKETS=4", self, "--worker", wire, name}});
+  }
+  if (!is_shm) {
+    if (auto command = tls_environment(report); !command.empty()) {
+      command.insert(command.end(), {self, "--worker", wire, name});
+      settings.push_back({"weft with TLS", command});
+    }
   }
   if (!tensorpipe.empty())
     settings.push_back({"TensorPipe", {tensorpipe, is_shm ? "shm" : "uv", name}});
