@@ -58,11 +58,6 @@ void guard(transport::JoinOptions& join, transport::Transport& backend, const st
   const bool has_secret = !join.secret.empty();
   const bool has_tls = tls_files().given();
   if (!has_secret && !has_tls) say_open(join);
-  if (has_tls && join.rank == 0) {
-    warn_once(
-        "TLS encrypts the connections of tcp; those by which the ranks watch each other, and the "
-        "store's, are not encrypted (SECURITY.md)");
-  }
   if (!backend.asks_for_secret()) warn_of(std::string(backend.name()), has_secret, has_tls);
   if (!has_secret) return;
   join.store = std::make_shared<transport::SignedBootstrap>(join.store, join.secret,

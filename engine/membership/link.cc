@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include <weft/engine/membership/link.h>
+#include <weft/transport/tls/plain_text.h>
 
 namespace weft::group {
 
@@ -45,6 +46,7 @@ Link::Link(std::shared_ptr<EventLoop> loop, Descriptor socket, int ranks, int ra
       end_of_process_(socket_.get()),
       events_(std::move(events)),
       rank_(rank),
+      has_shaken_hands_(!tls_files().given()),
       reader_(ranks) {
   keep_alive(socket_.get());
 }
@@ -88,6 +90,10 @@ void Link::on_event(std::uint32_t events) {
     if ((events & EPOLLOUT) == 0) return;
     is_connected_ = true;
   }
+  if (!has_shaken_hands_) {
+    if (!shake_hands(events)) return;
+    events |= EPOLLIN | EPOLLOUT;  // bytes may wait on both sides
+  }
   if ((events & EPOLLOUT) != 0) {
     watch(0);
     flush();
@@ -96,24 +102,66 @@ void Link::on_event(std::uint32_t events) {
     has_read_all_ ? fail(end_by(0)) : read();
 }
 
+// Returns true once the handshake of TLS is done.
+bool Link::shake_hands(std::uint32_t events) {
+  using transport::tls::Progress;
+  using transport::tls::Role;
+  const bool is_ours = rank_ >= 0;  // this rank has connected
+  if (!is_ours && (events & ~static_cast<std::uint32_t>(EPOLLOUT)) == 0) {
+    watch(0);  // a silent stranger costs no TLS session
+    return false;
+  }
+  try {
+    if (!socket_.is_encrypted()) {
+      socket_.encrypt(transport::tls::credentials(), is_ours ? Role::Connector : Role::Listener);
+    }
+  } catch (const Error& error) {  // for lack of memory
+    fail({error.text()});
+    return false;
+  }
+  const Progress progress = socket_.handshake();
+  has_shaken_hands_ = progress == Progress::Done;
+  if (progress == Progress::Waits) watch(socket_.has_unsent() ? EPOLLOUT : 0U);
+  if (progress == Progress::Lost || progress == Progress::Failed)
+    fail({.how = socket_.failure(), .is_of_tls = progress == Progress::Failed});
+  return has_shaken_hands_;
+}
+
+// Returns true, and tells the peer, if its first bytes are TLS and this process speaks plain text.
+bool Link::speaks_tls(std::byte first) {
+  namespace tls = transport::tls;
+  if (has_greeted_ || socket_.is_encrypted() || !tls::is_tls(first)) return false;
+  ::send(socket_.get(), tls::kMismatch.data(), tls::kMismatch.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  return true;
+}
+
 void Link::read() {
   char buffer[65536];
-  const auto count = ::recv(socket_.get(), buffer, sizeof buffer, MSG_DONTWAIT);
-  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (count < 0) return fail(end_by(errno));
-  if (count == 0) {
-    has_read_all_ = events_.read_all && events_.read_all(*this);
-    if (ended_) return;
-    return has_read_all_ ? watch(unsent_.empty() ? 0U : EPOLLOUT) : fail(end_by(0));
-  }
-  reader_.append({buffer, static_cast<std::size_t>(count)});
-  while (!ended_) {
-    Frame frame;
-    const auto complete = reader_.next(frame);
-    if (!complete) return fail({complete.error().text()});
-    if (!complete.value()) return;
-    events_.frame(*this, frame);
-  }
+  const iovec piece{buffer, sizeof buffer};
+  do {  // TLS may hold bytes of which the socket has no event any more
+    const auto count = socket_.receive({&piece, 1});
+    if (count < 0 && errno == EAGAIN) return;
+    if (count < 0 && errno == EPROTO)
+      return fail({.how = socket_.failure(), .is_of_tls = true});
+    if (count < 0) return fail(end_by(errno));
+    if (count == 0) return on_end_of_bytes();
+    if (speaks_tls(static_cast<std::byte>(*buffer)))
+      return fail({.how = std::string(transport::tls::kPeerSpeaksTls), .is_of_tls = true});
+    reader_.append({buffer, static_cast<std::size_t>(count)});
+    while (!ended_) {
+      Frame frame;
+      const auto complete = reader_.next(frame);
+      if (!complete) return fail({complete.error().text()});
+      if (!complete.value()) break;
+      events_.frame(*this, frame);
+    }
+  } while (!ended_ && socket_.is_encrypted());
+}
+
+void Link::on_end_of_bytes() {
+  has_read_all_ = events_.read_all && events_.read_all(*this);
+  if (ended_) return;
+  has_read_all_ ? watch(unsent_.empty() ? 0U : EPOLLOUT) : fail(end_by(0));
 }
 
 void Link::greeted(int rank) {
@@ -135,18 +183,20 @@ void Link::send(const std::string& bytes) {
 
 void Link::flush() {
   flushes_soon_ = false;
-  if (!is_connected_ || ended_) return;
+  if (!is_connected_ || !has_shaken_hands_ || ended_) return;
+  socket_.flush();
+  bool is_full = socket_.has_unsent();
   std::size_t sent = 0;
-  while (sent < unsent_.size()) {
-    const auto count = ::send(socket_.get(), unsent_.data() + sent, unsent_.size() - sent,
-                              MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && errno == EAGAIN) watch(EPOLLOUT);
+  while (sent < unsent_.size() && !is_full) {
+    const iovec rest{unsent_.data() + sent, unsent_.size() - sent};
+    const auto count = socket_.send({&rest, 1});
+    is_full = count < 0 ? errno == EAGAIN : socket_.has_unsent();
     if (count < 0) break;  // reading will show how the connection ended
     sent += static_cast<std::size_t>(count);
   }
+  if (is_full) watch(EPOLLOUT);
   unsent_.erase(0, sent);
-  if (finishes_ && unsent_.empty()) ::shutdown(socket_.get(), SHUT_WR);
+  if (finishes_ && unsent_.empty()) socket_.finish_writing();
 }
 
 void Link::finish() {

@@ -15,6 +15,7 @@
 #include <weft/base/event_loop.h>
 #include <weft/engine/membership/frame.h>
 #include <weft/transport/challenge.h>
+#include <weft/transport/tls/socket.h>
 
 namespace weft::group {
 
@@ -34,6 +35,7 @@ struct LinkEnd {
   bool is_cut = false;
   // True if nothing at all has come from that machine for a while: no process there is reachable.
   bool is_silent = false;
+  bool is_of_tls = false;  // the two ends do not agree on TLS
 };
 
 class Link : public std::enable_shared_from_this<Link> {
@@ -48,7 +50,8 @@ class Link : public std::enable_shared_from_this<Link> {
     std::function<void(Link&, const LinkEnd&)> ended;
   };
   // `socket` is connected, or is being connected. The job has `ranks` ranks. `rank`: the peer's; -1
-  // if it has connected to this rank and has to say first which it is.
+  // if it has connected to this rank and has to say first which it is. Speaks TLS if the
+  // environment names a certificate.
   Link(std::shared_ptr<EventLoop> loop, Descriptor socket, int ranks, int rank, Events events);
   ~Link() { end(); }
   Link(const Link&) = delete;
@@ -79,19 +82,23 @@ class Link : public std::enable_shared_from_this<Link> {
 
  private:
   void on_event(std::uint32_t events);
+  bool shake_hands(std::uint32_t events);
   void read();
   LinkEnd end_by(int error) const;
+  bool speaks_tls(std::byte first);
+  void on_end_of_bytes();
   void fail(const LinkEnd& end);
   void fail_soon(const LinkEnd& end);
   void watch(std::uint32_t more);
 
   const std::shared_ptr<EventLoop> loop_;
-  const Descriptor socket_;
+  transport::tls::Socket socket_;
   std::optional<EndOfProcess> end_of_process_;  // a death is seen by the connection's end
   const Events events_;
   int rank_;
   bool has_greeted_ = false;
   bool is_connected_ = false;
+  bool has_shaken_hands_;  // or speaks plain text
   bool ended_ = false;
   bool flushes_soon_ = false;
   bool finishes_ = false;

@@ -28,6 +28,7 @@ constexpr auto kDialPatience = std::chrono::seconds(10);
 constexpr auto kChildrenCome = std::chrono::milliseconds(20);
 // Connections without a Hello so far, beyond the number of ranks that may connect.
 constexpr std::size_t kMaxStrangers = 64;
+constexpr int kTlsWarnings = 16;
 
 // True if the frame is for one rank, named by `number`.
 bool names_recipient(const Frame& frame) {
@@ -226,7 +227,9 @@ void Neighbours::on_ended(Link& link, const LinkEnd& end) {
   const int rank = link.rank();
   if (is_closed_) return;
   if (rank < 0 || strangers_.contains(stay)) {
-    log::debug("a connection to the group's port was closed: " + end.how);
+    const std::string text = "a connection to the group's port was closed: " + end.how;
+    const bool is_warned = end.is_of_tls && ++tls_warnings_ <= kTlsWarnings;
+    is_warned ? log::warn("rank " + std::to_string(rank_) + ": " + text) : log::debug(text);
     strangers_.erase(stay);
     return;
   }

@@ -140,6 +140,7 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   EventLoop::Registration stops_expecting_;
   bool is_closed_ = false;
   std::atomic<int> lacks_{0};
+  int tls_warnings_ = 0;
 };
 
 }  // namespace weft::group

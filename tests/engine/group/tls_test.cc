@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups whose connections speak TLS. The whole program is given a certificate.
+#include <csignal>
 #include <functional>
 #include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <torch/types.h>
 
@@ -55,19 +57,28 @@ TEST_P(GroupTls, CarriesCollectivesAndMessages) {
   }
 }
 
-// Joins two ranks, of which the second first changes its environment; both must fail and name TLS.
+// Joins two ranks, of which the second first changes its environment. Both must fail, and one of
+// them says why: the other may hear only that it is gone. Over shm the ranks have no connections
+// but those by which they watch each other.
 void expect_refused(const std::function<void()>& change) {
-  harness::Processes ranks(2, [&](int rank) {
-    if (rank == 1) change();
-    const Error error = harness::error_of([] {
-      ProcessGroup group = init_process_group(
-          {.backend = "tcp", .timeout = std::chrono::seconds(40), .device = at::kCPU});
-      at::Tensor sum = at::ones({4});
-      group.all_reduce(sum).wait();
+  for (const std::string backend : {"tcp", "shm"}) {
+    harness::Processes ranks(2, [&](int rank) {
+      if (rank == 1) change();
+      const Error error = harness::error_of([&] {
+        ProcessGroup group = init_process_group(
+            {.backend = backend, .timeout = std::chrono::seconds(40), .device = at::kCPU});
+        at::Tensor sum = at::ones({4});
+        group.all_reduce(sum).wait();
+      });
+      const bool is_named = error.text().find("WEFT_TLS_C") != std::string::npos;
+      harness::Processes::say(is_named ? "named" : error.text());
     });
-    EXPECT_THAT(error.text(), HasSubstr("WEFT_TLS_C")) << "rank " << rank;
-  });
-  ranks.expect_success();
+    const std::string first = ranks.next_word(0);
+    const std::string second = ranks.next_word(1);
+    EXPECT_TRUE(first == "named" || second == "named") << backend << ": " << first << "\n"
+                                                       << second;
+    ranks.expect_success();
+  }
 }
 
 TEST(GroupTlsMismatch, RankWithoutTlsIsRefused) {
@@ -91,6 +102,23 @@ TEST(GroupTlsMismatch, WrongFilesFailJoining) {
     EXPECT_THAT(error.text(), HasSubstr("WEFT_TLS_KEY ('/nowhere.key') cannot be used"));
   });
   ranks.expect_success();
+}
+
+TEST(GroupTlsLinks, TellADeathByName) {
+  for (const int victim : {0, 3}) {
+    harness::Processes ranks(4, [&](int rank) {
+      ProcessGroup group = init_process_group(
+          {.backend = "shm", .timeout = std::chrono::minutes(5), .device = at::kCPU});
+      group.barrier().wait();
+      harness::Processes::say("ready");
+      while (rank == victim) ::pause();
+      const Error error = harness::error_of([&] { group.all_reduce(at::ones({1'000})).wait(); });
+      EXPECT_THAT(error.text(), HasSubstr("rank " + std::to_string(victim) + " is lost"));
+    });
+    for (int rank = 0; rank < 4; ++rank) ranks.wait_for(rank, "ready");
+    ranks.signal(victim, SIGKILL);
+    ranks.expect_success({victim});
+  }
 }
 
 TEST(GroupTlsOverOthers, LibrariesThatDoNotEncryptSaySo) {
