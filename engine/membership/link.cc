@@ -141,8 +141,7 @@ void Link::read() {
   do {  // TLS may hold bytes of which the socket has no event any more
     const auto count = socket_.receive({&piece, 1});
     if (count < 0 && errno == EAGAIN) return;
-    if (count < 0 && errno == EPROTO)
-      return fail({.how = socket_.failure(), .is_of_tls = true});
+    if (count < 0 && errno == EPROTO) return fail({.how = socket_.failure(), .is_of_tls = true});
     if (count < 0) return fail(end_by(errno));
     if (count == 0) return on_end_of_bytes();
     if (speaks_tls(static_cast<std::byte>(*buffer)))
@@ -161,7 +160,7 @@ void Link::read() {
 void Link::on_end_of_bytes() {
   has_read_all_ = events_.read_all && events_.read_all(*this);
   if (ended_) return;
-  has_read_all_ ? watch(unsent_.empty() ? 0U : EPOLLOUT) : fail(end_by(0));
+  has_read_all_ ? watch(unsent_.empty() && !socket_.has_unsent() ? 0U : EPOLLOUT) : fail(end_by(0));
 }
 
 void Link::greeted(int rank) {
@@ -194,9 +193,12 @@ void Link::flush() {
     if (count < 0) break;  // reading will show how the connection ended
     sent += static_cast<std::size_t>(count);
   }
-  if (is_full) watch(EPOLLOUT);
   unsent_.erase(0, sent);
-  if (finishes_ && unsent_.empty()) socket_.finish_writing();
+  if (finishes_ && unsent_.empty() && !std::exchange(has_finished_, true)) {
+    socket_.finish_writing();
+    is_full = socket_.has_unsent();
+  }
+  if (is_full) watch(EPOLLOUT);
 }
 
 void Link::finish() {

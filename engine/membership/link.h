@@ -102,6 +102,7 @@ class Link : public std::enable_shared_from_this<Link> {
   bool ended_ = false;
   bool flushes_soon_ = false;
   bool finishes_ = false;
+  bool has_finished_ = false;
   bool has_read_all_ = false;
   FrameReader reader_;
   std::string unsent_;
