@@ -29,6 +29,7 @@ Job::~Job() {
   if (membership) {
     membership->leave();
     membership.reset();
+    finish_turn(*loop);  // drops what the membership had, such as the store
   }
   // Objects that the loop kept alive retire their memory when it is destroyed.
   loop.reset();
