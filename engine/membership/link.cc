@@ -27,15 +27,20 @@ void keep_alive(int socket) {
 
 namespace {
 
+tcp_info info_of(int socket) {
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &bytes);
+  return info;
+}
+
 // True if the peer's kernel has acknowledged nothing for most of the time after which the
 // connection ends. A peer that reads nothing ends the connection too, but its kernel answers.
 bool is_silent(int socket) {
-  tcp_info info{};
   unsigned limit = 0;
-  socklen_t bytes = sizeof info, limit_bytes = sizeof limit;
-  return ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
-         ::getsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, &limit_bytes) == 0 &&
-         info.tcpi_last_ack_recv >= limit / 3 * 2;
+  socklen_t bytes = sizeof limit;
+  return ::getsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, &bytes) == 0 &&
+         info_of(socket).tcpi_last_ack_recv >= limit / 3 * 2;
 }
 
 }  // namespace
@@ -55,7 +60,10 @@ void Link::start(std::chrono::milliseconds patience) {
   watch(EPOLLOUT);
   patience_ = loop_->at(Deadline::in(patience), [weak = weak_from_this()] {
     const auto self = weak.lock();
-    if (self && !self->has_greeted_) self->fail({"it does not answer", true, !self->is_connected_});
+    if (!self || self->has_greeted_) return;
+    // This process may have been stopped, and not know yet that it is connected.
+    const bool is_connecting = info_of(self->socket_.get()).tcpi_state == TCP_SYN_SENT;
+    self->fail({"it does not answer", true, is_connecting});
   });
 }
 
