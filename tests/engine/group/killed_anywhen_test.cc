@@ -3,6 +3,8 @@
 // others wait for, and every later call, names the dead rank; no result before was wrong.
 #include <deque>
 #include <random>
+#include <thread>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -143,6 +145,65 @@ INSTANTIATE_TEST_SUITE_P(Default, KilledAnywhen,
                          testing::Combine(testing::Values("weft"),
                                           testing::Range(0,
                                                          harness::runs_all_settings() ? 300 : 5)),
+                         harness::killed_name);
+
+// As in docs/data-parallel.md.
+ProcessGroup group_of_the_living(ProcessGroup& group) {
+  for (auto living = group.living_ranks();;) {
+    try {
+      return group.new_group(living);
+    } catch (const Error& error) {
+      const auto before = std::exchange(living, group.living_ranks());
+      if (error.blame() != Blame::PeerLost || living == before) throw;
+    }
+  }
+}
+
+class KilledTwice : public testing::TestWithParam<harness::KilledCase> {};
+
+// The second rank is killed while the others learn of the first, or make their group.
+TEST_P(KilledTwice, OthersMakeAGroup) {
+  const auto& [backend, seed] = GetParam();
+  const int first = victim_of(seed), second = (first + 1 + seed / 2 % (kRanks - 1)) % kRanks;
+  Processes ranks(kRanks, [backend, seed, first, second](int rank) {
+    at::set_num_threads(1);
+    auto group = init_process_group({.backend = backend, .timeout = kNeverExpires});
+    group.barrier().wait();
+    Processes::say("ready");
+    const Error lost = error_of([&] { Stream(group, seed).run(); });
+    EXPECT_EQ(lost.blame(), Blame::PeerLost) << lost.what();
+    for (;;) {
+      auto made = group_of_the_living(group);
+      try {
+        const auto sum = torch::full({1000}, rank + 1.0);
+        made.all_reduce(sum).wait();
+        // The second victim may have taken part before.
+        if (made.size() > kRanks - 2) {
+          error_of([&] {
+            for (;;) made.barrier().wait();
+          });
+          continue;
+        }
+        EXPECT_EQ(sum.min().item<double>(), kRanks * (kRanks + 1) / 2 - (first + 1) - (second + 1));
+        return;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+        if (error.blame() != Blame::PeerLost) return;
+      }
+    }
+  });
+  for (int rank = 0; rank < kRanks; ++rank) ranks.wait_for(rank, "ready");
+  std::mt19937_64 random(static_cast<std::uint64_t>(seed));
+  ranks.signal(first, SIGKILL);
+  std::this_thread::sleep_for(std::chrono::microseconds(random() % 30'000));
+  ranks.signal(second, SIGKILL);
+  ranks.expect_success({first, second});
+}
+
+INSTANTIATE_TEST_SUITE_P(Default, KilledTwice,
+                         testing::Combine(testing::Values("weft"),
+                                          testing::Range(0,
+                                                         harness::runs_all_settings() ? 100 : 3)),
                          harness::killed_name);
 
 }  // namespace
