@@ -189,7 +189,8 @@ ssize_t Session::send(std::span<const iovec> pieces) noexcept {
     if (!write(record_.data(), record_.size())) break;
     taken += record_.size();
   }
-  if (taken > 0 || pieces.empty()) return static_cast<ssize_t>(taken);
+  // No event follows that of the failure, so the caller has to learn of it now.
+  if (error_ == 0 && (taken > 0 || pieces.empty())) return static_cast<ssize_t>(taken);
   errno = error_ != 0 ? error_ : EAGAIN;
   return -1;
 }
@@ -236,7 +237,8 @@ ssize_t Session::receive(std::span<const iovec> pieces) noexcept {
 
 bool Session::flush() noexcept {
   MutexLock lock(mutex_);
-  return flush_now();
+  flush_now();
+  return unsent_.empty();
 }
 
 bool Session::flush_now() noexcept {

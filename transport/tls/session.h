@@ -45,7 +45,8 @@ class Session {
   ssize_t send(std::span<const iovec> pieces) noexcept;
   // As recvmsg(); fills the pieces as far as bytes have arrived. EPROTO: see failure().
   ssize_t receive(std::span<const iovec> pieces) noexcept;
-  // Sends bytes that wait, as many as the socket takes. Returns whether none is left.
+  // Sends bytes that wait, as many as the socket takes; drops them if the socket has failed.
+  // Returns whether none is left.
   bool flush() noexcept;
   bool has_unsent() const noexcept;
   // Tells the peer that nothing follows, and then ends the socket's writing.
@@ -61,6 +62,7 @@ class Session {
   static int check(int is_right, struct x509_store_ctx_st* chain) WEFT_UNCHECKED_LOCKING;
 
   bool write(const void* from, std::size_t bytes) WEFT_REQUIRES(mutex_);
+  // The same, but returns false if the socket has failed.
   bool flush_now() noexcept WEFT_REQUIRES(mutex_);
   void fail() WEFT_REQUIRES(mutex_);
   bool is_plain() const WEFT_REQUIRES(mutex_);

@@ -23,6 +23,10 @@ using harness::Setting;
 using testing::HasSubstr;
 
 harness::TlsEnvironment environment;
+// Whether groups of this very process have read the environment: forked ranks cannot change it any
+// more.
+bool is_read = false;
+constexpr const char* kIsRead = "an earlier test of this process has read the environment";
 
 class GroupTls : public harness::OnRanks {};
 INSTANTIATE_TEST_SUITE_P(, GroupTls,
@@ -32,6 +36,7 @@ INSTANTIATE_TEST_SUITE_P(, GroupTls,
                          harness::name_of_setting);
 
 TEST_P(GroupTls, CarriesCollectivesAndMessages) {
+  is_read |= GetParam().as == As::Threads;
   for (const int ranks : {2, 3, 4}) {
     on_ranks(ranks, [](ProcessGroup& group) {
       const int size = group.size();
@@ -82,6 +87,7 @@ void expect_refused(const std::function<void()>& change) {
 }
 
 TEST(GroupTlsMismatch, RankWithoutTlsIsRefused) {
+  if (is_read) GTEST_SKIP() << kIsRead;
   expect_refused([] {
     for (const char* const name : {"WEFT_TLS_CERT", "WEFT_TLS_KEY", "WEFT_TLS_CA"})
       ::unsetenv(name);
@@ -89,11 +95,13 @@ TEST(GroupTlsMismatch, RankWithoutTlsIsRefused) {
 }
 
 TEST(GroupTlsMismatch, RankOfAnotherAuthorityIsRefused) {
+  if (is_read) GTEST_SKIP() << kIsRead;
   harness::Authority other("another authority");
   expect_refused([&] { harness::set_environment(other.issue()); });
 }
 
 TEST(GroupTlsMismatch, WrongFilesFailJoining) {
+  if (is_read) GTEST_SKIP() << kIsRead;
   harness::Processes ranks(1, [&](int) {
     ::setenv("WEFT_TLS_KEY", "/nowhere.key", 1);
     const Error error = harness::error_of(
@@ -127,6 +135,7 @@ TEST(GroupTlsOverOthers, LibrariesThatDoNotEncryptSaySo) {
   } catch (const Error& error) {
     GTEST_SKIP() << error.text();
   }
+  is_read = true;
   std::string said;
   harness::run_ranks(As::Threads, 2,
                      [&](ProcessGroup& group) {

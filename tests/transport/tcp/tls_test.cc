@@ -6,6 +6,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <weft/base/log.h>
 #include <weft/tests/harness/certificates.h>
@@ -157,6 +158,33 @@ TEST(Tls, NothingIsReadableOnTheWay) {
   relay.join();
   EXPECT_THAT(seen, AllOf(Not(HasSubstr("nobody else's")), Not(HasSubstr("weft/tcp"))));
   EXPECT_GT(seen.size(), 39u);
+}
+
+TEST(TlsSocket, SendFailsAtOnceAfterAReset) {
+  Authority authority;
+  const Given given = credentials(authority.issue());
+  auto [one, other] = tcp_pair();
+  tls::Socket a(std::move(one));
+  a.encrypt(given, tls::Role::Connector);
+  {
+    tls::Socket b(std::move(other));
+    b.encrypt(given, tls::Role::Listener);
+    bool is_done = false;
+    while (!is_done) {
+      const auto mine = a.handshake();
+      const auto theirs = b.handshake();
+      is_done = mine == tls::Progress::Done && theirs == tls::Progress::Done;
+    }
+    const linger resets{1, 0};
+    ASSERT_EQ(::setsockopt(b.get(), SOL_SOCKET, SO_LINGER, &resets, sizeof resets), 0);
+  }
+  pollfd ended{a.get(), 0, 0};
+  ASSERT_EQ(::poll(&ended, 1, 60'000), 1);
+  std::string bytes(1 << 20, 'x');
+  const iovec piece{bytes.data(), bytes.size()};
+  EXPECT_EQ(a.send({&piece, 1}), -1) << "bytes are taken that nobody reads";
+  EXPECT_NE(errno, EAGAIN);
+  EXPECT_TRUE(a.flush()) << "bytes wait for a socket that has failed";
 }
 
 // --- Peers that are refused ---
