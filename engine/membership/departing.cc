@@ -22,15 +22,13 @@ namespace {
 
 // How long a rank that is connecting to one that leaves may take.
 constexpr auto kComersCome = std::chrono::milliseconds(100);
-// How long the goodbye of a rank may take that cannot be reached, if no neighbour is leaving: a
-// child of that rank tells it to its next parent.
-constexpr auto kGoodbyesCome = std::chrono::milliseconds(50);
 
 }  // namespace
 
 void Neighbours::leave(std::chrono::milliseconds patience, std::function<void(bool)> left) {
   if (left_ || is_closed_) return;
   left_ = std::move(left);
+  suspects_->stop();
   // Keeps this object until it has left.
   leaves_until_ = loop_->at(Deadline::in(patience), [self = shared_from_this()] {
     log::debug("rank " + std::to_string(self->rank_) +
@@ -88,7 +86,7 @@ void Neighbours::go_on_leaving() {
 // --- Ranks that cannot be reached ---
 
 bool Neighbours::is_present(int rank) const {
-  return known_.is_present(rank) && !suspects_.contains(rank);
+  return known_.is_present(rank) && !suspects_->contains(rank);
 }
 
 // True if this rank has become the parent of that one, because the ranks between them are gone.
@@ -97,29 +95,12 @@ bool Neighbours::is_adopted(int rank) const {
   return present(rank) && static_parent(rank) != rank_ && parent_of(rank, present) == rank_;
 }
 
-// The process of a rank that is no neighbour has ended. A rank that leaves judges nobody.
+// The process of a rank that is no neighbour has ended.
 void Neighbours::suspect(int rank, const LinkEnd& end) {
   if (known_.lost().contains(rank) || known_.left().contains(rank)) return;
   if (rank == parent_) has_told_parent_ = false;
-  if (suspects_.empty()) suspects_until_ = Deadline::in(kLeavingPatience);
-  suspects_.emplace(rank, end);
-  if (!judges_ && !left_) judge_later();
+  suspects_->add(rank, end);
   find_parent();
-}
-
-void Neighbours::judge_later() {
-  judges_ = loop_->at(Deadline::in(kGoodbyesCome), [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->judge();
-  });
-}
-
-void Neighbours::judge() {
-  if (is_closed_ || left_) return;
-  const bool may_hear = std::any_of(links_.begin(), links_.end(), [this](const auto& one) {
-    return known_.left().contains(one.first);
-  });
-  if (may_hear && !suspects_until_.passed()) return judge_later();
-  for (const auto& [rank, end] : std::exchange(suspects_, {})) note_lost(rank, end);
 }
 
 void Neighbours::end(bool in_order) {
@@ -133,13 +114,10 @@ void Neighbours::end(bool in_order) {
   dialled_.reset();
   dials_again_.reset();
   expecting_.reset();
-  accepting_.reset();
-  resting_.reset();
+  door_->close();
   awaited_.reset();
   leaves_until_.reset();
-  judges_.reset();
   stops_expecting_.reset();
-  suspects_.clear();
   left_(in_order);
 }
 

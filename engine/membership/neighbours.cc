@@ -73,8 +73,7 @@ Neighbours::Neighbours(std::shared_ptr<EventLoop> loop, int rank, Published own,
     : loop_(std::move(loop)),
       rank_(rank),
       own_(std::move(own)),
-      listening_(std::move(listening)),
-      end_of_listening_(listening_.get()),
+      door_(std::make_shared<Door>(loop_, std::move(listening), "rank " + std::to_string(rank))),
       secret_(std::move(secret)),
       events_(std::move(events)),
       ways_(static_cast<std::size_t>(own_.size), -1) {
@@ -96,7 +95,20 @@ void Neighbours::start() {
     self->suspect(who, how);
   };
   awaited_ = std::make_shared<AwaitedRanks>(loop_, greets, ended);
-  watch_listening();
+  suspects_ = std::make_shared<Suspects>(
+      loop_,
+      [weak] {
+        const auto self = weak.lock();
+        return self && std::any_of(self->links_.begin(), self->links_.end(), [&](const auto& one) {
+                 return self->known_.left().contains(one.first);
+               });
+      },
+      [weak](int who, const LinkEnd& how) {
+        if (const auto self = weak.lock()) self->note_lost(who, how);
+      });
+  door_->open([weak](Descriptor socket) {
+    if (const auto self = weak.lock()) self->take_in(std::move(socket));
+  });
 }
 
 // --- Links ---
@@ -124,35 +136,13 @@ Neighbours::LinkPointer Neighbours::make_link(Descriptor socket, int rank) {
   return link;
 }
 
-void Neighbours::watch_listening() {
-  accepting_ = loop_->watch(listening_.get(), EPOLLIN, [weak = weak_from_this()](std::uint32_t) {
-    if (const auto self = weak.lock()) self->accept();
-  });
-}
-
-void Neighbours::accept() {
-  while (!is_closed_) {
-    Descriptor socket(::accept4(listening_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!socket && is_shortage(errno)) {
-      const bool is_first = lacks_.exchange(errno) == 0;
-      if (is_first && has_settled_)
-        log::warn("rank " + std::to_string(rank_) + " cannot accept other ranks' connections" +
-                  remedy_for(lacks_));
-      // The listening socket stays readable while accept() fails, so stop watching it for a while.
-      accepting_.reset();
-      resting_ = loop_->at(Deadline::in(kRest), [weak = weak_from_this()] {
-        if (const auto self = weak.lock()) self->watch_listening();
-      });
-    }
-    if (!socket) return;
-    lacks_ = 0;
-    // Too many connections that have sent nothing: close this one.
-    if (strangers_.size() >= static_cast<std::size_t>(own_.size) + kMaxStrangers) continue;
-    const LinkPointer stranger = make_link(std::move(socket), -1);
-    if (!secret_.empty())
-      stranger->challenge.emplace(transport::Side::Listener, secret_, kPurpose, bound(own_, rank_));
-    strangers_.insert(stranger);
-  }
+void Neighbours::take_in(Descriptor socket) {
+  // Too many connections that have sent nothing: close this one.
+  if (strangers_.size() >= static_cast<std::size_t>(own_.size) + kMaxStrangers) return;
+  const LinkPointer stranger = make_link(std::move(socket), -1);
+  if (!secret_.empty())
+    stranger->challenge.emplace(transport::Side::Listener, secret_, kPurpose, bound(own_, rank_));
+  strangers_.insert(stranger);
 }
 
 void Neighbours::on_frame(Link& link, const Frame& frame) {
@@ -297,7 +287,7 @@ void Neighbours::take_news(const Frame& frame, int from) {
   pass_on(frame, from);
   if (frame.type == FrameType::Here) return;
   std::fill(ways_.begin(), ways_.end(), -1);
-  suspects_.erase(frame.rank);
+  suspects_->remove(frame.rank);
   if (frame.type == FrameType::Lost) {
     drop_link(frame.rank);
     if (frame.rank == parent_) has_told_parent_ = false;
@@ -359,6 +349,7 @@ void Neighbours::settle(const std::map<int, Published>& addresses) {
   for (const auto& [rank, address] : addresses)
     take_news({FrameType::Here, rank, 0, "", encode(address)}, rank_);
   has_settled_ = true;
+  door_->warn();
   find_parent();
   events_.placed();
 }

@@ -8,11 +8,14 @@
 // Frames for one rank take the way on which that rank's own frames have arrived. A rank that does
 // not know it passes them to all its neighbours.
 //
-// Membership owns it. For the thread of the job's loop, but for open_listener() and dial_socket();
-// nothing blocks.
+// Membership owns it. For the thread of the job's loop, but for dial_socket() and lacks(); nothing
+// blocks.
+//
+// It has more than 25 functions and 15 members, beside those of its parts (Door, Link, Known,
+// AwaitedRanks, Suspects): each piece of news may change who this rank's parent is, whom it expects
+// and whether it may leave, and these follow from the links and the news together.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -22,13 +25,14 @@
 #include <vector>
 
 #include <weft/base/descriptor.h>
-#include <weft/base/end_of_process.h>
 #include <weft/base/event_loop.h>
 #include <weft/engine/membership/awaited_ranks.h>
+#include <weft/engine/membership/door.h>
 #include <weft/engine/membership/frame.h>
 #include <weft/engine/membership/known.h>
 #include <weft/engine/membership/link.h>
 #include <weft/engine/membership/published.h>
+#include <weft/engine/membership/suspects.h>
 
 namespace weft::group {
 
@@ -74,13 +78,12 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   // The ranks that have said that they have joined.
   const std::set<int>& joined() const { return joined_; }
   // errno of the last accept() if it failed for lack of resources, else 0. Any thread may ask.
-  int lacks() const { return lacks_; }
+  int lacks() const { return door_->lacks(); }
 
  private:
   using LinkPointer = std::shared_ptr<Link>;
   LinkPointer make_link(Descriptor socket, int rank);
-  void watch_listening();
-  void accept();
+  void take_in(Descriptor socket);
   void on_frame(Link& link, const Frame& frame);
   void on_hello(Link& link, const Frame& hello);
   void on_challenge(Link& link, const Frame& frame);
@@ -104,24 +107,20 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   bool is_present(int rank) const;
   bool is_adopted(int rank) const;
   void suspect(int rank, const LinkEnd& end);
-  void judge_later();
-  void judge();
   void end(bool in_order);
 
   const std::shared_ptr<EventLoop> loop_;
   const int rank_;
   const Published own_;
-  const Descriptor listening_;
-  const EndOfProcess end_of_listening_;
+  const std::shared_ptr<Door> door_;
   const std::string secret_;
   const Events events_;
   Known known_;
 
-  EventLoop::Registration accepting_;
-  EventLoop::Registration resting_;   // a timer that runs instead of accepting
   std::map<int, LinkPointer> links_;  // to neighbours that have greeted, by rank
   std::set<LinkPointer> strangers_;   // accepted, and not greeted yet
   std::shared_ptr<AwaitedRanks> awaited_;
+  std::shared_ptr<Suspects> suspects_;
   int parent_ = -1;
   LinkPointer dialled_;  // to the parent, until it has greeted
   Deadline dials_until_ = Deadline::never();
@@ -130,16 +129,12 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   std::vector<int> ways_;  // the neighbour from which a rank's frames arrive; -1: not known
   std::set<int> joined_;
   bool has_settled_ = false;
-  std::map<int, LinkEnd> suspects_;  // cannot be reached, and may have left
-  Deadline suspects_until_ = Deadline::never();
-  EventLoop::Registration judges_;
   std::function<void(bool)> left_;  // set while this rank is leaving
   bool has_told_parent_ = false;    // that this rank is leaving
   EventLoop::Registration leaves_until_;
   std::set<int> comers_;  // ranks that are connecting to this one, and do not know that it leaves
   EventLoop::Registration stops_expecting_;
   bool is_closed_ = false;
-  std::atomic<int> lacks_{0};
   int tls_warnings_ = 0;
 };
 
