@@ -301,7 +301,7 @@ void Joining::begin(const std::shared_ptr<Attempt>& attempt, const Carrier& carr
 
 // Returns when the attempt has ended, or throws the error that ends it early.
 void Joining::await(const Attempt& attempt, c10::DeviceType type) {
-  constexpr std::chrono::milliseconds kTurn(100), kLongestPause(5000);
+  constexpr std::chrono::milliseconds kTurn(100), kLongestTurn(2000), kLongestPause(5000);
   const Deadline deadline = Deadline::in(options_.timeout);
   if (is_first()) {
     Deadline turn = Deadline::in(kTurn);
@@ -324,7 +324,9 @@ void Joining::await(const Attempt& attempt, c10::DeviceType type) {
   bool agreed = false;
   auto pause = kTurn;  // until ranks are looked for again
   Deadline look = Deadline::in(pause);
-  while (!attempt.synchronize(Deadline::in(kTurn))) {
+  auto turn = kTurn;  // longer if the store's host is slow to answer
+  while (!attempt.synchronize(Deadline::in(turn))) {
+    const auto begin = std::chrono::steady_clock::now();
     throw_if_hopeless();
     throw_if_out_of_reach();
     if (is_first() && look.passed()) {
@@ -333,6 +335,9 @@ void Joining::await(const Attempt& attempt, c10::DeviceType type) {
     }
     failure_.by_the_store([&] { agreed = agreed || agrees_with_first(type); });
     joining.look();
+    turn = std::clamp(std::chrono::duration_cast<std::chrono::milliseconds>(
+                          8 * (std::chrono::steady_clock::now() - begin)),
+                      kTurn, kLongestTurn);
   }
 }
 

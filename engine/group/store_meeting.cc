@@ -1,17 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <utility>
+#include <vector>
 
 #include <weft/engine/group/store_meeting.h>
 
 namespace weft::group {
 
+namespace {
+
+// Adds the ranks from `begin` to `end` whose keys are not set. Asks few times if most are set.
+void add_absent(StoreBootstrap& store, const std::string& base, int begin, int end,
+                std::vector<int>& absent) {
+  std::vector<std::string> keys;
+  for (int rank = begin; rank < end; ++rank) keys.push_back(base + std::to_string(rank));
+  if (keys.empty() || store.exist(keys)) return;
+  if (keys.size() == 1) return absent.push_back(begin);
+  const int middle = begin + (end - begin) / 2;
+  add_absent(store, base, begin, middle, absent);
+  add_absent(store, base, middle, end, absent);
+}
+
+}  // namespace
+
 Meeting::Missing absent_from(const CoreOptions& group, std::string base) {
   return [store = group.own_store, base = std::move(base), size = group.size] {
     StoreBootstrap keys(store);
     std::vector<int> ranks;
-    for (int rank = 0; rank < size; ++rank) {
-      if (!keys.exists(base + std::to_string(rank))) ranks.push_back(rank);
-    }
+    add_absent(keys, base, 0, size, ranks);
     return ranks;
   };
 }

@@ -11,8 +11,9 @@ namespace weft::group {
 
 namespace {
 
-// How often a waiting call looks for reasons to end.
-constexpr auto kTurn = std::chrono::milliseconds(20);
+// How often a waiting call looks for reasons to end: seldom if it waits long, since hundreds of
+// processes may share a machine. (The answer itself is noticed at once.)
+constexpr std::chrono::milliseconds kFirstTurn(20), kLongestTurn(100);
 // How long a call waits for its answer before it asks again.
 constexpr std::chrono::milliseconds kFirstPatience(20), kLongestPatience(5000);
 
@@ -178,7 +179,9 @@ StoreMessage MemberStores::call(int keeper, StoreMessage request, Deadline deadl
     std::chrono::milliseconds patience = kFirstPatience;
     Deadline repeat = Deadline::in(patience);
     send(keeper, request);
-    while (!asked->synchronize(Deadline::sooner(deadline, Deadline::in(kTurn)))) {
+    for (auto turn = kFirstTurn;
+         !asked->synchronize(Deadline::sooner(deadline, Deadline::in(turn)));
+         turn = std::min(turn * 5 / 4, kLongestTurn)) {
       if (interrupt) interrupt();
       if (const auto gone = membership ? membership->gone(keeper) : std::nullopt; gone) {
         throw Error(Blame::PeerLost, who + " " + gone->how).with_ranks({keeper});

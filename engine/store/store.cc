@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -186,6 +187,33 @@ transport::Bootstrap::Bytes as_bytes(const std::vector<std::uint8_t>& value) {
   return {begin, begin + value.size()};
 }
 
+// Repeated questions to a store. If its host is slow to answer, because many ranks ask it, the
+// pauses are longer than Backoff's: most of that host's time is left for the ranks that come.
+class Looks {
+ public:
+  template <class Ask>
+  auto ask(const Ask& ask) {
+    const auto begin = std::chrono::steady_clock::now();
+    auto answer = ask();
+    took_ = std::chrono::steady_clock::now() - begin;
+    return answer;
+  }
+  void wait(Deadline deadline) {
+    constexpr milliseconds kShort(20), kLongest(500);
+    constexpr int kTimes = 8;
+    pause_.wait(deadline);
+    if (kTimes * took_ < kShort) return;
+    const auto some = std::min<std::chrono::nanoseconds>(kTimes * took_,
+                                                         std::min(deadline.remaining(), kLongest));
+    const timespec limit{0, static_cast<long>(some.count())};
+    ::ppoll(nullptr, 0, &limit, nullptr);
+  }
+
+ private:
+  Backoff pause_;
+  std::chrono::nanoseconds took_{0};
+};
+
 // No rank writes it.
 constexpr std::string_view kNoValue = "weft: the key has no value";
 
@@ -269,7 +297,7 @@ transport::Bootstrap::Bytes StoreBootstrap::get(const std::string& key, Deadline
 std::vector<transport::Bootstrap::Bytes> StoreBootstrap::get_all(
     const std::vector<std::string>& keys, Deadline deadline) {
   if (awaitable_ != nullptr) return await(keys, deadline);
-  for (Backoff pause; !exist(keys); pause.wait(deadline)) {
+  for (Looks looks; !looks.ask([&] { return exist(keys); }); looks.wait(deadline)) {
     if (interrupt_) interrupt_();
     if (deadline.passed()) throw not_set_in_time(missing_of(keys));
   }
@@ -290,10 +318,16 @@ std::vector<transport::Bootstrap::Bytes> StoreBootstrap::read(
   return values;
 }
 
+// The first that does not exist.
 std::string StoreBootstrap::missing_of(const std::vector<std::string>& keys) {
-  const auto missing = std::find_if(keys.begin(), keys.end(),
-                                    [this](const std::string& key) { return !exists(key); });
-  return missing == keys.end() ? keys.front() : *missing;
+  auto first = keys.begin();
+  for (auto left = keys.end() - first; left > 1;) {
+    const auto half = left / 2;
+    const bool is_behind = exist({first, first + half});
+    first += is_behind ? half : 0;
+    left = is_behind ? left - half : half;
+  }
+  return *first;
 }
 
 std::optional<transport::Bootstrap::Bytes> StoreBootstrap::find(const std::string& key) {
@@ -337,8 +371,8 @@ void StoreBootstrap::wait(const std::string& key, Deadline deadline) {
 }
 
 transport::Bootstrap::Bytes StoreBootstrap::look_for(const std::string& key, Deadline deadline) {
-  for (Backoff pause;; pause.wait(deadline)) {
-    if (auto value = find(key)) return std::move(*value);
+  for (Looks looks;; looks.wait(deadline)) {
+    if (auto value = looks.ask([&] { return find(key); })) return std::move(*value);
     if (interrupt_) interrupt_();
     if (deadline.passed()) throw not_set_in_time(key);
   }
