@@ -101,6 +101,7 @@ void Neighbours::suspect(int rank, const LinkEnd& end) {
   if (rank == parent_) has_told_parent_ = false;
   suspects_->add(rank, end);
   find_parent();
+  go_on_leaving();
 }
 
 void Neighbours::end(bool in_order) {
