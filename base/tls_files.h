@@ -18,7 +18,7 @@ struct TlsFiles {
   static TlsFiles from(const std::function<const char*(const char*)>& variable);
 };
 
-// Those of this process, read together with config().
+// Returns the files of this process, which are read together with config().
 const TlsFiles& tls_files();
 
 }  // namespace weft

@@ -35,7 +35,7 @@ void warn_once(const std::string& text) {
   log::warn(text);
 }
 
-// Of a backend that leaves connections to its library.
+// Warns that a backend leaves connections to its library.
 void warn_of(const std::string& backend, bool has_secret, bool has_tls) {
   const std::string begin =
       "the backend '" + backend + "' leaves connections to its library, which ";

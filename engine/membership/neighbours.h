@@ -40,9 +40,6 @@ namespace weft::group {
 // if the system refuses the connection at once.
 Descriptor dial_socket(const Published& address);
 
-// A rank that leaves waits at most so long for its neighbours.
-constexpr auto kLeavingPatience = std::chrono::seconds(1);
-
 class Neighbours : public std::enable_shared_from_this<Neighbours> {
  public:
   struct Events {

@@ -11,13 +11,11 @@ namespace {
 // How long a goodbye may take if no neighbour is leaving: a child of that rank tells it to its next
 // parent.
 constexpr auto kGoodbyesCome = std::chrono::milliseconds(50);
-// How long at most.
-constexpr auto kPatience = std::chrono::seconds(1);
 
 }  // namespace
 
 void Suspects::add(int rank, const LinkEnd& end) {
-  if (ranks_.empty()) until_ = Deadline::in(kPatience);
+  if (ranks_.empty()) until_ = Deadline::in(kLeavingPatience);
   ranks_.emplace(rank, end);
   if (!judging_ && !has_stopped_) judge_later();
 }

@@ -4,6 +4,7 @@
 // blocks.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -12,6 +13,10 @@
 #include <weft/engine/membership/link.h>
 
 namespace weft::group {
+
+// A rank that leaves waits at most so long for its neighbours, so its goodbye is not on its way any
+// longer.
+constexpr auto kLeavingPatience = std::chrono::seconds(1);
 
 class Suspects : public std::enable_shared_from_this<Suspects> {
  public:

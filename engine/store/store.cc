@@ -304,7 +304,7 @@ std::vector<transport::Bootstrap::Bytes> StoreBootstrap::get_all(
   return read(keys);
 }
 
-// Of keys that exist.
+// Returns the values. All keys exist.
 std::vector<transport::Bootstrap::Bytes> StoreBootstrap::read(
     const std::vector<std::string>& keys) {
   std::vector<Bytes> values;

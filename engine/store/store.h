@@ -69,7 +69,7 @@ class StoreBootstrap final : public transport::BatchedBootstrap {
  private:
   void wait(const std::string& key, Deadline deadline);
   Bytes look_for(const std::string& key, Deadline deadline);
-  // What compareSet returns: the value, or `expected` if the key does not exist.
+  // compareSet of c10d: returns the key's present value, or `expected` if the key does not exist.
   Bytes compared(const std::string& key, const Bytes& expected, const Bytes& desired);
   std::vector<Bytes> read(const std::vector<std::string>& keys);
   void set_with_earlier(const std::string& key, const Bytes& value);

@@ -177,7 +177,7 @@ double processor_time() {
   return seconds(used.ru_utime) + seconds(used.ru_stime);
 }
 
-// What a rank of Weft reports after the first all_reduce.
+// A rank of Weft reports these figures after its first all_reduce.
 enum Column : std::size_t { kJoined, kReduced, kProcessor, kSplit, kMemory, kDescriptors };
 
 Ranks::Body weft_rank(const std::string& backend) {
@@ -381,7 +381,8 @@ double time_of_message(const std::string& backend) {
          2;
 }
 
-// Of the store's host, while other processes ask it as fast as they can.
+// Returns the time that the store's host spends on a request, while other processes ask it as fast
+// as they can.
 double time_of_request() {
   constexpr int kClients = 4, kRequests = 5000;
   Ranks running(kClients + 1, [](int rank, const auto& begin, const auto& report) {

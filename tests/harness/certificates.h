@@ -14,7 +14,7 @@ struct x509_st;
 
 namespace weft::harness {
 
-// What a certificate says. Its holder may connect and listen.
+// The contents of a certificate. Its holder may connect and listen.
 struct CertificateOptions {
   // As OpenSSL writes a subjectAltName.
   std::string names = "IP:127.0.0.1,IP:::1";

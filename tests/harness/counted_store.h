@@ -68,8 +68,8 @@ class CountedStore final : public c10d::Store {
   std::int64_t getNumKeys() override { return shared_->getNumKeys(); }
 
   int requests() const { return static_cast<int>(asked().size()); }
-  // What was asked, except looks: questions by which a rank waits for others, some more for ranks
-  // that come late.
+  // Returns the requests without the looks. A rank looks while it waits for others, and more often
+  // if they come late.
   std::vector<std::string> asked() const {
     std::lock_guard lock(mutex_);
     return asked_;

@@ -18,8 +18,9 @@ namespace weft::transport::mesh {
 // needs several. Called on every rank with the same text.
 using ChooserOf = std::function<Chooser(const std::string& transport)>;
 
-// Of a connector that has several transports. Told that the connection to an address could not be
-// made over one of them. Returns true if connect() uses another one for that address from now on.
+// A connector with several transports has such a function. The mesh calls it when the connection to
+// an address could not be made over one of them. It returns true if connect() uses another one for
+// that address from now on.
 using Reroute =
     std::function<bool(const std::string& address, const std::string& transport, const Error& why)>;
 

@@ -79,8 +79,8 @@ class Dial : public std::enable_shared_from_this<Dial> {
   std::uint64_t connection_key_ = 0;
   std::size_t answered_ = 0;
   EventLoop::Registration timer_;
-  // Of this round: why each address failed, the blame and errno of the last, and whether another
-  // round may succeed.
+  // This round's failures: the reason for each address, the blame and errno of the last, and
+  // whether another round may succeed.
   std::string failures_;
   Blame blame_ = Blame::Timeout;
   int number_ = 0;

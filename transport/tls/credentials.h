@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process shows its peers over TLS 1.3, its certificate and key, and whom it trusts: the
-// holders of a certificate that its authorities have signed and whose subjectAltName has either the
-// IP address at the other end of the connection or a DNS name that this process's own certificate
-// has too. Both ends of a connection check that. Thread-safe.
+// The certificate and key that a process shows its peers over TLS 1.3, and the authorities that it
+// trusts. It accepts a peer's certificate if one of these has signed it and its subjectAltName has
+// the IP address at the other end of the connection, or a DNS name that this process's own
+// certificate has too. Both ends of a connection check that. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +50,8 @@ class Credentials {
   std::vector<std::string> names_;
 };
 
-// Those that the environment names; null if it names none. Throws what the constructor throws, and
-// what config() throws, at every call.
+// Returns the credentials that the environment names; null if it names none. Each call may throw
+// the errors of the constructor and of config().
 std::shared_ptr<const Credentials> credentials();
 
 // The names and addresses of a certificate, for messages: "train.example, 10.0.0.7".

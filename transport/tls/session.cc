@@ -55,7 +55,7 @@ std::string remedy(long fault) {
 
 }  // namespace
 
-// What OpenSSL reads and writes.
+// OpenSSL reads from this and writes to it.
 struct SocketBio {
   static Session& of(BIO* bio) { return *static_cast<Session*>(BIO_get_data(bio)); }
   static int read(BIO* bio, char* to, int bytes) {

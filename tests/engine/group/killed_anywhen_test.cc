@@ -12,12 +12,14 @@
 
 #include <weft/group.h>
 #include <weft/tests/harness/all_settings.h>
+#include <weft/tests/harness/group_of_the_living.h>
 #include <weft/tests/harness/killed_anywhen.h>
 
 namespace weft {
 namespace {
 
 using harness::error_of;
+using harness::group_of_the_living;
 using harness::Processes;
 
 constexpr int kRanks = 4;
@@ -146,18 +148,6 @@ INSTANTIATE_TEST_SUITE_P(Default, KilledAnywhen,
                                           testing::Range(0,
                                                          harness::runs_all_settings() ? 300 : 5)),
                          harness::killed_name);
-
-// As in docs/data-parallel.md.
-ProcessGroup group_of_the_living(ProcessGroup& group) {
-  for (auto living = group.living_ranks();;) {
-    try {
-      return group.new_group(living);
-    } catch (const Error& error) {
-      const auto before = std::exchange(living, group.living_ranks());
-      if (error.blame() != Blame::PeerLost || living == before) throw;
-    }
-  }
-}
 
 class KilledTwice : public testing::TestWithParam<harness::KilledCase> {};
 

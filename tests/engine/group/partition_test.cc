@@ -8,7 +8,6 @@
 #include <fstream>
 #include <ostream>
 #include <set>
-#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,6 +22,7 @@
 #include <weft/group.h>
 #include <weft/parallel.h>
 #include <weft/tests/harness/all_settings.h>
+#include <weft/tests/harness/group_of_the_living.h>
 #include <weft/tests/harness/hosts.h>
 #include <weft/tests/harness/ranks.h>
 
@@ -47,6 +47,7 @@ namespace weft {
 namespace {
 
 using harness::error_of;
+using harness::group_of_the_living;
 using harness::Hosts;
 using harness::Processes;
 using testing::HasSubstr;
@@ -62,18 +63,6 @@ struct Case {
   bool is_everyday = false;
 };
 void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
-
-// As in docs/data-parallel.md.
-ProcessGroup group_of_the_living(ProcessGroup& group) {
-  for (auto living = group.living_ranks();;) {
-    try {
-      return group.new_group(living);
-    } catch (const Error& error) {
-      const auto before = std::exchange(living, group.living_ranks());
-      if (error.blame() != Blame::PeerLost || living == before) throw;
-    }
-  }
-}
 
 void train(ProcessGroup& group) {
   const auto sum = torch::ones({1000});

@@ -66,7 +66,7 @@ TEST(GroupsWithoutStore, AreMadeAfterJoining) {
   for (auto& thread : ranks) thread.join();
 }
 
-// Of what a rank has asked, all that it asks whether or not other ranks come late: without reads of
+// Returns the requests that a rank makes whether or not other ranks come late. Leaves out reads of
 // the addresses of children that have published and not connected yet, and of some addresses of the
 // mesh.
 std::vector<std::string> asked_in_any_case(const CountedStore& store, int rank, int ranks) {

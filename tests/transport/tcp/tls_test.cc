@@ -189,7 +189,7 @@ TEST(TlsSocket, SendFailsAtOnceAfterAReset) {
 
 // --- Peers that are refused ---
 
-// What a dial gives, and what the listener has logged meanwhile.
+// The error of a dial, and the listener's log lines of that time.
 struct Refusal {
   Error dialled{Blame::Cancelled, ""};
   std::string logged;
