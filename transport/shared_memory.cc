@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <weft/base/error.h>
 #include <weft/base/make_error.h>
@@ -20,24 +21,29 @@ constexpr std::size_t kStep = 64 << 10;
 }  // namespace
 
 Descriptor make_shared_memory(std::size_t bytes, const std::string& who) {
+  return make_shared_memory(bytes, who, bytes);
+}
+
+Descriptor make_shared_memory(std::size_t bytes, const std::string& who, std::size_t allocated) {
   Descriptor memory(::memfd_create(("weft-" + who).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory) throw system_error(Blame::Busy, who + ": cannot create shared memory", errno);
+  const auto fail = [&](int error) {
+    throw system_error(Blame::Busy,
+                       who + ": not enough memory for " + std::to_string((bytes + 1023) >> 10) +
+                           " KiB of shared memory (see the memory limit of the container, and "
+                           "ulimit -f; /dev/shm is not used)",
+                       error);
+  };
+  if (::ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0) fail(errno);
   // Allocate now: a shortage at the first access would be a SIGBUS. In steps, because before Linux
   // 6.14 any signal ends the call with nothing allocated, and a profiler's signals come every
   // millisecond.
-  for (std::size_t done = 0; done < bytes;) {
-    const std::size_t step = std::min(kStep, bytes - done);
+  for (std::size_t done = 0; done < allocated;) {
+    const std::size_t step = std::min(kStep, allocated - done);
     const int failed =
         ::posix_fallocate(memory.get(), static_cast<off_t>(done), static_cast<off_t>(step));
-    if (failed == 0) {
-      done += step;
-    } else if (failed != EINTR) {
-      throw system_error(Blame::Busy,
-                         who + ": not enough memory for " + std::to_string((bytes + 1023) >> 10) +
-                             " KiB of shared memory (see the memory limit of the container, and "
-                             "ulimit -f; /dev/shm is not used)",
-                         failed);
-    }
+    if (failed != 0 && failed != EINTR) fail(failed);
+    if (failed == 0) done += step;
   }
   if (::fcntl(memory.get(), F_ADD_SEALS, kSeals) != 0) {
     throw system_error(Blame::Busy, who + ": cannot seal shared memory", errno);

@@ -35,8 +35,8 @@ const std::vector<Descriptor>& choices() {
     made.emplace_back(::open("/dev/null", O_RDWR | O_CLOEXEC));
     made.push_back(memory_of(0, 0));
     made.push_back(memory_of(4096, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL));
-    made.push_back(memory_of(4096 + 2 * kRingBytes, 0));
     made.emplace_back(::dup(Segment::make().memory().get()));
+    made.push_back(memory_of(static_cast<std::size_t>(::lseek(made.back().get(), 0, SEEK_END)), 0));
     return made;
   }();
   return all;

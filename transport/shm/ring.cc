@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
+
+#include <sys/mman.h>
 
 #include <weft/transport/shm/ring.h>
 
@@ -13,6 +16,25 @@ namespace {
 constexpr std::size_t kShownAtOnce = 32 << 10;
 
 }  // namespace
+
+int populate(std::byte* memory, std::size_t bytes) noexcept {
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, since Linux 5.14
+  while (::madvise(memory, bytes, kPopulateWrite) != 0) {
+    if (errno != EINTR && errno != EAGAIN) return errno;
+  }
+  return 0;
+}
+
+// The pages are allocated here, because a shortage at the first access would be a SIGBUS.
+bool RingWriter::grow() noexcept {
+  if (data_ == memory_.large || growth_error_ != 0) return false;
+  growth_error_ = populate(memory_.large, memory_.large_bytes);
+  if (growth_error_ != 0) return false;
+  data_ = memory_.large;
+  capacity_ = memory_.large_bytes;
+  control_->grown_at.store(head_ + 1, std::memory_order_release);
+  return true;
+}
 
 std::size_t RingWriter::room() noexcept {
   if (broken_) return 0;
@@ -31,6 +53,7 @@ std::size_t RingWriter::write(std::span<const std::span<const std::byte>> pieces
   for (std::span<const std::byte> piece : pieces) {
     while (!piece.empty()) {
       if (free < piece.size()) free = room();
+      if (free < piece.size() && grow()) free = room();
       const std::size_t count = std::min({piece.size(), free, kShownAtOnce});
       if (count == 0) break;
       std::memcpy(data_ + (head_ & (capacity_ - 1)), piece.data(), count);
@@ -50,15 +73,29 @@ std::size_t RingWriter::write(std::span<const std::span<const std::byte>> pieces
 }
 
 std::span<const std::byte> RingReader::peek(std::size_t wanted) noexcept {
-  const std::byte* const from = data_ + (tail_ & (capacity_ - 1));
-  if (!broken_ && wanted > 0 && head_ - tail_ >= wanted)
-    return {from, static_cast<std::size_t>(head_ - tail_)};
-  head_ = control_->head.load(std::memory_order_acquire);
-  if (broken_ || head_ - tail_ > capacity_) {
-    broken_ = true;
-    return {};
+  if (broken_ || wanted == 0 || head_ - tail_ < wanted) {
+    head_ = control_->head.load(std::memory_order_acquire);
+    if (data_ != memory_.large) follow_to_large();
+    broken_ = broken_ || head_ - tail_ > capacity_;
+    if (broken_) return {};
   }
-  return {from, static_cast<std::size_t>(head_ - tail_)};
+  return {data_ + (tail_ & (capacity_ - 1)), static_cast<std::size_t>(head_ - tail_)};
+}
+
+// Goes on in the large ring if some of the bytes up to head_ are there.
+void RingReader::follow_to_large() noexcept {
+  const std::uint64_t grown_at = control_->grown_at.load(std::memory_order_relaxed);
+  if (grown_at == 0 || grown_at - 1 >= head_) return;
+  const std::uint64_t left = grown_at - 1 - tail_;  // bytes in front of it
+  if (left > memory_.small_bytes) {
+    broken_ = true;
+    return;
+  }
+  const std::uint64_t from = tail_ & (memory_.small_bytes - 1);
+  data_ = memory_.large;
+  capacity_ = memory_.large_bytes;
+  std::memcpy(data_ + (tail_ & (capacity_ - 1)), memory_.small + from,
+              static_cast<std::size_t>(left));
 }
 
 void RingReader::consume(std::size_t bytes) noexcept {

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // One direction of a connection: a ring of bytes in memory that two processes share. One process
 // writes, the other reads. The ring is mapped twice in a row, so free bytes and filled bytes are
-// always contiguous. The capacity (kRingBytes in segment.h) is a power of two. Each process checks
-// numbers from the other one before it uses them: a faulty peer can spoil only its own bytes.
+// always contiguous. Each process checks numbers from the other one before it uses them: a faulty
+// peer can spoil only its own bytes.
+//
+// A ring begins small, since most pairs of a large group exchange little. When bytes do not fit,
+// the writer goes on in a large ring, and names the position from which on the bytes are there. The
+// reader moves the bytes in front of it, which it has not consumed yet, so that all are contiguous
+// again.
 #pragma once
 
 #include <atomic>
@@ -14,25 +19,38 @@
 
 namespace weft::transport::shm {
 
+// The memory of one direction. Both capacities are powers of two.
+struct RingMemory {
+  std::byte* small = nullptr;
+  std::size_t small_bytes = 0;
+  std::byte* large = nullptr;  // allocated when the writer begins to use it
+  std::size_t large_bytes = 0;
+};
+
 // Lies in the segment. Each cache line is written by one side only, so that neither side takes the
 // other's line without need.
 struct RingControl {
   alignas(64) std::atomic<std::uint64_t> head;    // bytes ever written
+  std::atomic<std::uint64_t> grown_at;            // 1 + the position of the first byte that lies in
+                                                  // the large ring; 0 until the ring has grown
   alignas(64) std::atomic<std::uint64_t> tail;    // bytes ever read
   alignas(64) std::atomic<std::uint32_t> closed;  // the writer has finished
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
               std::atomic<std::uint32_t>::is_always_lock_free);
 
+// Allocates the pages of shared memory. Returns 0, or errno: EINVAL if the kernel cannot.
+int populate(std::byte* memory, std::size_t bytes) noexcept;
+
 class RingWriter {
  public:
-  RingWriter(RingControl* control, std::byte* data, std::size_t capacity)
-      : control_(control), data_(data), capacity_(capacity) {}
+  RingWriter(RingControl* control, const RingMemory& memory)
+      : control_(control), memory_(memory), data_(memory.small), capacity_(memory.small_bytes) {}
 
   // Returns the free bytes; 0 if the ring is full or broken.
   std::size_t room() noexcept;
   // Copies as many bytes as there is room for and shows them to the reader, large pieces part by
-  // part. Returns how many.
+  // part. Returns how many. Grows the ring if they do not fit.
   std::size_t write(std::span<const std::span<const std::byte>> pieces) noexcept;
   // True if room() would be larger than at its last call. May be called while another thread
   // writes.
@@ -41,11 +59,18 @@ class RingWriter {
   }
   void close() noexcept { control_->closed.store(1, std::memory_order_release); }
   bool broken() const noexcept { return broken_; }
+  // errno of the allocation by which the ring should have grown; 0 if that has not failed. Then
+  // long messages may never arrive whole.
+  int growth_error() const noexcept { return growth_error_; }
 
  private:
+  bool grow() noexcept;
+
   RingControl* control_;
+  RingMemory memory_;
   std::byte* data_;
   std::size_t capacity_;
+  int growth_error_ = 0;
   std::uint64_t head_ = 0;
   std::atomic<std::uint64_t> tail_{0};  // as last seen
   bool broken_ = false;
@@ -53,8 +78,8 @@ class RingWriter {
 
 class RingReader {
  public:
-  RingReader(RingControl* control, std::byte* data, std::size_t capacity)
-      : control_(control), data_(data), capacity_(capacity) {}
+  RingReader(RingControl* control, const RingMemory& memory)
+      : control_(control), memory_(memory), data_(memory.small), capacity_(memory.small_bytes) {}
 
   // Returns the bytes that have arrived and are not consumed. Reads the writer's position only if
   // fewer than `wanted` are known: the less each side looks at the other's cache lines, the faster
@@ -75,7 +100,10 @@ class RingReader {
   bool has_shown_room() const noexcept { return shown_ == tail_; }
 
  private:
+  void follow_to_large() noexcept;
+
   RingControl* control_;
+  RingMemory memory_;
   std::byte* data_;
   std::size_t capacity_;
   std::uint64_t head_ = 0;  // as last seen

@@ -24,22 +24,39 @@ struct Segment::Control {
 
 namespace {
 
+// The segment: two small rings, the control data, two large rings. Each begins at a page boundary;
+// pages have up to 64 KiB (Linux on ARM).
+constexpr std::size_t kControlAt = 2 * kSmallRingBytes;
 constexpr std::size_t kControlBytes = 4096;
-// The control data lies behind the rings, so that the rings begin at page boundaries; pages have up
-// to 64 KiB (Linux on ARM).
-constexpr std::size_t kSegmentBytes = 2 * kRingBytes + kControlBytes;
-constexpr std::size_t kControlAt = 4 * kRingBytes;  // in the mapping, which has each ring twice
-constexpr std::size_t kMappedBytes = kControlAt + kControlBytes;
-constexpr char kHello[8] = {'W', 'E', 'F', 'T', 's', 'h', 'm', '4'};
+constexpr std::size_t kLargeAt = kControlAt + (64 << 10);
+constexpr std::size_t kSegmentBytes = kLargeAt + 2 * kRingBytes;
+// The mapping, which has each ring twice.
+constexpr std::size_t kMappedControlAt = 2 * kControlAt;
+constexpr std::size_t kMappedLargeAt = kMappedControlAt + (64 << 10);
+constexpr std::size_t kMappedBytes = kMappedLargeAt + 4 * kRingBytes;
+constexpr char kHello[8] = {'W', 'E', 'F', 'T', 's', 'h', 'm', '5'};
 constexpr std::uint32_t kAccepted = 1;  // fate is 0 until it is decided
 constexpr std::uint32_t kGivenUp = 2;
+
+// True if the kernel can allocate the pages of a mapping, as the large rings need it.
+bool can_populate() {
+  static const bool can = [] {
+    void* const page = mmap(nullptr, 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) return false;
+    const bool is_known = populate(static_cast<std::byte*>(page), 1) == 0;
+    munmap(page, 1);
+    return is_known;
+  }();
+  return can;
+}
 
 }  // namespace
 
 Segment Segment::make() {
   static_assert(sizeof(Control) <= kControlBytes);
-  Segment segment(make_shared_memory(kSegmentBytes, "shm"), Side::Maker);
-  new (segment.base_ + kControlAt) Control{};
+  const std::size_t allocated = can_populate() ? kControlAt + kControlBytes : kSegmentBytes;
+  Segment segment(make_shared_memory(kSegmentBytes, "shm", allocated), Side::Maker);
+  new (segment.base_ + kMappedControlAt) Control{};
   return segment;
 }
 
@@ -74,8 +91,8 @@ Segment::Segment(Descriptor memory, Side side) : memory_(std::move(memory)), sid
   if (base == MAP_FAILED)
     throw system_error(Blame::Busy, "shm: no address space for a segment", errno);
   base_ = static_cast<std::byte*>(base);
-  const auto map = [&](std::size_t at, std::size_t from, std::size_t bytes) {
-    if (mmap(base_ + at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
+  const auto map = [&](std::size_t at, std::size_t from, std::size_t bytes, int populate) {
+    if (mmap(base_ + at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | populate,
              memory_.get(), static_cast<off_t>(from)) != MAP_FAILED) {
       return;
     }
@@ -83,9 +100,11 @@ Segment::Segment(Descriptor memory, Side side) : memory_(std::move(memory)), sid
     munmap(base_, kMappedBytes);
     throw system_error(Blame::Busy, "shm: cannot map a segment", number);
   };
-  for (std::size_t half = 0; half < 4; ++half)
-    map(half * kRingBytes, half / 2 * kRingBytes, kRingBytes);
-  map(kControlAt, 2 * kRingBytes, kControlBytes);
+  for (std::size_t half = 0; half < 4; ++half) {
+    map(half * kSmallRingBytes, half / 2 * kSmallRingBytes, kSmallRingBytes, MAP_POPULATE);
+    map(kMappedLargeAt + half * kRingBytes, kLargeAt + half / 2 * kRingBytes, kRingBytes, 0);
+  }
+  map(kMappedControlAt, kControlAt, kControlBytes, MAP_POPULATE);
 }
 
 Segment::Segment(Segment&& other) noexcept
@@ -98,21 +117,23 @@ Segment::~Segment() {
 }
 
 Segment::Control& Segment::control() const {
-  return *std::launder(reinterpret_cast<Control*>(base_ + kControlAt));
+  return *std::launder(reinterpret_cast<Control*>(base_ + kMappedControlAt));
 }
 
-std::byte* Segment::ring(int direction) const {
-  return base_ + static_cast<std::size_t>(direction) * 2 * kRingBytes;
+RingMemory Segment::ring(int direction) const {
+  const std::size_t before = 2 * static_cast<std::size_t>(direction);  // mappings
+  return {base_ + before * kSmallRingBytes, kSmallRingBytes,
+          base_ + kMappedLargeAt + before * kRingBytes, kRingBytes};
 }
 
 RingWriter Segment::writer() const {
   const int direction = side_ == Side::Maker ? 0 : 1;
-  return {&control().rings[direction], ring(direction), kRingBytes};
+  return {&control().rings[direction], ring(direction)};
 }
 
 RingReader Segment::reader() const {
   const int direction = side_ == Side::Maker ? 1 : 0;
-  return {&control().rings[direction], ring(direction), kRingBytes};
+  return {&control().rings[direction], ring(direction)};
 }
 
 LoanControl* Segment::lent() const { return &control().loans[side_ == Side::Maker ? 0 : 1]; }

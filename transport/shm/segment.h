@@ -15,6 +15,8 @@ namespace weft::transport::shm {
 
 // Bytes of each direction: four chunks of a collective, which stay in a core's cache.
 constexpr std::size_t kRingBytes = 1 << 20;
+// The same until that is too small for what is written.
+constexpr std::size_t kSmallRingBytes = 128 << 10;
 
 // Flags that one side shows the other, each in its own cache line.
 struct SideControl {
@@ -68,7 +70,7 @@ class Segment {
   Segment(Descriptor memory, Side side);
   Control& control() const;
   bool decide(std::uint32_t fate) const noexcept;
-  std::byte* ring(int direction) const;
+  RingMemory ring(int direction) const;
 
   Descriptor memory_;
   Side side_;

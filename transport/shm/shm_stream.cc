@@ -84,9 +84,9 @@ struct ShmStream::Shared {
   EventLoop::Registration watch WEFT_GUARDED_BY(mutex);
   // Of the next attempt to connect, then of the deadline for being accepted.
   EventLoop::Registration timer WEFT_GUARDED_BY(mutex);
-  std::optional<Error> not_connected WEFT_GUARDED_BY(mutex);  // why connecting failed
-  bool parked = false;                                        // used on the loop
-  Ending told_ending = Ending::None;                          // used on the loop
+  std::optional<Error> failure WEFT_GUARDED_BY(mutex);  // why this side has ended the connection
+  bool parked = false;                                  // used on the loop
+  Ending told_ending = Ending::None;                    // used on the loop
   // Used on the loop: the position up to which readable() was called, and the last lent piece.
   std::uint64_t told = 0;
   std::uint64_t told_loan = 0;
@@ -122,6 +122,7 @@ struct ShmStream::Shared {
     return reader.head() != told || (loan != 0 && loan != told_loan);
   }
   std::size_t write_to_ring(std::span<const Bytes> pieces) noexcept;
+  void end_without_memory() noexcept;
   // As write(), for pieces of which one may be lent, or the first is.
   std::size_t write_and_lend(std::span<const Bytes> pieces) noexcept;
   bool may_lend(Bytes piece) const noexcept;
@@ -201,7 +202,7 @@ void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& 
       if (!self->stopped) connect(self, loop, address, deadline);
     });
   } catch (const Error& error) {
-    self->not_connected = error;
+    self->failure = error;
     self->hung_up = true;
   }
 }
@@ -209,7 +210,7 @@ void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& 
 void ShmStream::Shared::end_unless_accepted() {
   MutexLock lock(mutex);
   if (stopped || hung_up || !segment.give_up()) return;
-  not_connected = Error(
+  failure = Error(
       Blame::Timeout,
       "shm: " + peer + " listens, but has not accepted by the deadline; it is stopped or busy");
   hung_up = true;  // look() reports it
@@ -353,8 +354,22 @@ std::size_t ShmStream::Shared::write_to_ring(std::span<const Bytes> pieces) noex
     written += more;
   }
   if (writer.broken()) broken = true;
+  if (writer.growth_error() != 0) end_without_memory();
   if (written > 0) wake_if_parked();
   return written;
+}
+
+// The ring cannot grow, so a long message would never arrive whole.
+void ShmStream::Shared::end_without_memory() noexcept {
+  if (hung_up) return;
+  MutexLock lock(mutex);
+  failure = system_error(Blame::Busy,
+                         "shm: not enough memory for " + std::to_string(kRingBytes >> 10) +
+                             " KiB more of memory shared with " + peer +
+                             " (see the memory limit of the container)",
+                         writer.growth_error());
+  hung_up = true;
+  ::shutdown(token_socket, SHUT_RDWR);  // wakes the loops of both sides
 }
 
 bool ShmStream::Shared::may_lend(Bytes piece) const noexcept {
@@ -468,7 +483,7 @@ std::optional<Error> ShmStream::end() const noexcept {
   if (!shared.stopped && shared.ending() == Shared::Ending::None) return std::nullopt;
   {
     MutexLock lock(shared.mutex);
-    if (shared.not_connected) return shared.not_connected;
+    if (shared.failure) return shared.failure;
   }
   if (shared.broken) {
     return Error(Blame::Protocol,

@@ -49,7 +49,7 @@ TEST(ShmRing, CarriesPiecesInOrder) {
   EXPECT_EQ(text_of(pair.reader.peek(1)), "two");
   pair.reader.consume(3);
   EXPECT_TRUE(pair.reader.peek(1).empty());
-  EXPECT_EQ(pair.writer.room(), kRingBytes);
+  EXPECT_EQ(pair.writer.room(), kSmallRingBytes);
 }
 
 TEST(ShmRing, TakesNoMoreThanItHolds) {
@@ -88,7 +88,7 @@ TEST(ShmRing, GoesBothWaysAtOnce) {
 TEST(ShmRing, LyingPeerBreaksIt) {
   Pair pair;
   void* memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, pair.made.memory().get(),
-                      2 * kRingBytes);
+                      2 * kSmallRingBytes);
   ASSERT_NE(memory, MAP_FAILED);
   auto* control = static_cast<RingControl*>(memory);
   control->head.store(kRingBytes * 5);
@@ -110,10 +110,10 @@ TEST(ShmSegment, AlignsRingsToTheLargestPage) {
   back.write({&piece, 1});
   std::array<std::byte, 8> first{}, second{};
   ASSERT_EQ(pread(pair.made.memory().get(), first.data(), first.size(), 0), 8);
-  ASSERT_EQ(pread(pair.made.memory().get(), second.data(), second.size(), kRingBytes), 8);
+  ASSERT_EQ(pread(pair.made.memory().get(), second.data(), second.size(), kSmallRingBytes), 8);
   EXPECT_EQ(text_of(Bytes(first).first(5)), "there");
   EXPECT_EQ(text_of(second), "and back");
-  EXPECT_EQ(kRingBytes % (64 << 10), 0u);
+  EXPECT_EQ(kSmallRingBytes % (64 << 10), 0u);
 }
 
 TEST(ShmSegment, IsEitherAcceptedOrGivenUp) {

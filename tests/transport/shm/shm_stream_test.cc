@@ -284,7 +284,7 @@ TEST(ShmStream, ConnectingWithoutMemoryIsBusy) {
       EXPECT_NE(error.text().find(text), std::string::npos) << error.text();
     }
   };
-  expect_busy(RLIMIT_FSIZE, 4096, "not enough memory for 2052 KiB of shared memory");
+  expect_busy(RLIMIT_FSIZE, 4096, "not enough memory for 2368 KiB of shared memory");
   // A sanitizer has reserved more address space than any limit leaves.
   if (!harness::kSanitized)
     expect_busy(RLIMIT_AS, address_space() + (64 << 10), "no address space for a segment");
