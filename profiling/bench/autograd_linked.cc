@@ -65,7 +65,7 @@ class Requests final : public trace::Observer {
   std::uint64_t count() const { return count_; }
 
  private:
-  void begun(trace::Kind kind, const char*, std::uint64_t) noexcept override {
+  void begun(const trace::Member&, trace::Kind kind, const char*, std::uint64_t) noexcept override {
     if (kind == trace::Kind::Served) ++count_;
   }
   void ended(trace::Kind, const char*, double, const Error*, std::uint64_t) noexcept override {}
