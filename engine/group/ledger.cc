@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstdlib>
-#include <sstream>
+#include <string_view>
 
 #include <weft/engine/group/ledger.h>
 
@@ -15,6 +15,16 @@ std::string collectives_text(std::uint64_t count) {
 
 std::string never_ends(std::uint64_t collective) {
   return "; #" + std::to_string(collective) + " will never complete";
+}
+
+// Returns how many messages to that rank the text of a Leaving frame counts.
+std::uint64_t messages_to(int rank, std::string_view text) {
+  for (;;) {
+    const auto to = take_number(text);
+    const auto count = to ? take_number(text) : std::nullopt;
+    if (!count) return 0;
+    if (*to == static_cast<std::uint64_t>(rank)) return *count;
+  }
 }
 
 }  // namespace
@@ -138,12 +148,7 @@ void Ledger::answer_leavers() {
 void Ledger::on_leaving(const Frame& frame) {
   const int rank = group_rank(frame.rank);
   if (rank < 0 || rank == rank_) return;
-  // The text holds the number of messages that it sent to each rank of the group, in order.
-  std::istringstream counts(frame.text);
-  std::uint64_t messages = 0;
-  for (int i = 0; i <= rank_; ++i) {
-    if (!(counts >> messages)) messages = 0;
-  }
+  const std::uint64_t messages = messages_to(rank_, frame.text);
   MutexLock lock(mutex_);
   const auto leaver =
       leavers_.emplace(rank, Leaver{frame.number, messages, false, leavers_.size()}).first;
@@ -255,7 +260,9 @@ void Ledger::say_leaving() {
   frame.group = group_;
   MutexLock lock(mutex_);
   frame.number = begun_;
-  for (const auto count : sent_) frame.text += std::to_string(count) + " ";
+  for (std::size_t to = 0; to < sent_.size(); ++to) {
+    if (sent_[to] > 0) frame.text += std::to_string(to) + " " + std::to_string(sent_[to]) + " ";
+  }
   send_(std::move(frame));
 }
 

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <limits>
+#include <utility>
 
 #include <weft/base/make_error.h>
 #include <weft/engine/membership/frame.h>
@@ -12,7 +14,7 @@ namespace {
 
 constexpr std::size_t kMostReason = 1024;  // characters of a reason that are shown
 
-constexpr std::uint32_t kMagic = 0x344d5457;  // "WTM4"
+constexpr std::uint32_t kMagic = 0x354d5457;  // "WTM5"
 
 struct Head {
   std::uint32_t magic;
@@ -25,11 +27,6 @@ struct Head {
   std::uint64_t number;
 };
 static_assert(sizeof(Head) == kFrameHead);
-
-std::size_t longest_text(FrameType type) {
-  return type == FrameType::StoreRequest || type == FrameType::StoreReply ? kMaxStoreText
-                                                                          : kMaxFrameText;
-}
 
 Error refuse(const char* why) {
   return {Blame::Caller, std::string("not a frame of a Weft group: ") + why};
@@ -71,6 +68,16 @@ std::optional<std::uint64_t> take_number(std::string_view& text) {
   return value;
 }
 
+std::vector<int> completers(const Frame& frame) {
+  std::vector<int> ranks = {frame.rank};
+  std::string_view text = frame.text;
+  while (const auto rank = take_number(text)) {
+    if (*rank > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) break;
+    ranks.push_back(static_cast<int>(*rank));
+  }
+  return ranks;
+}
+
 std::string encode(const WaitCall& call) {
   return std::to_string(call.number) + " " + call.call.substr(0, kMostSaid);
 }
@@ -103,10 +110,16 @@ std::optional<Error> decode_reason(std::string_view text, int size) {
       .with_ranks(std::move(ranks));
 }
 
+void FrameReader::append(std::span<const char> bytes) {
+  buffer_.erase(0, std::exchange(begin_, 0));
+  buffer_.append(bytes.data(), bytes.size());
+}
+
 Result<bool> FrameReader::next(Frame& frame) {
-  if (buffer_.size() < sizeof(Head)) return false;
+  const std::string_view rest = std::string_view(buffer_).substr(begin_);
+  if (rest.size() < sizeof(Head)) return false;
   Head head{};
-  std::memcpy(&head, buffer_.data(), sizeof head);
+  std::memcpy(&head, rest.data(), sizeof head);
   if (head.magic != kMagic) return refuse("wrong magic");
   if (head.type < static_cast<std::uint8_t>(FrameType::Hello) ||
       head.type > static_cast<std::uint8_t>(FrameType::Challenge)) {
@@ -117,14 +130,18 @@ Result<bool> FrameReader::next(Frame& frame) {
       head.text_bytes > longest_text(static_cast<FrameType>(head.type)))
     return refuse("text too long");
   const std::size_t whole = sizeof head + head.group_bytes + head.text_bytes;
-  if (buffer_.size() < whole) return false;
+  if (rest.size() < whole) return false;
   frame.type = static_cast<FrameType>(head.type);
   frame.rank = head.rank;
   frame.number = head.number;
   frame.sequence = head.sequence;
-  frame.group = buffer_.substr(sizeof head, head.group_bytes);
-  frame.text = buffer_.substr(sizeof head + head.group_bytes, head.text_bytes);
-  buffer_.erase(0, whole);
+  frame.group = rest.substr(sizeof head, head.group_bytes);
+  frame.text = rest.substr(sizeof head + head.group_bytes, head.text_bytes);
+  begin_ += whole;
+  if (frame.type != FrameType::Completed) return true;
+  for (const int rank : completers(frame)) {
+    if (rank >= ranks_) return refuse("no such rank");
+  }
   return true;
 }
 

@@ -25,10 +25,12 @@ enum class FrameType : std::uint8_t {
   // `rank` has aborted the group; text: the reason; number: 0 if the program meant it, else
   // kLeftByException, kCallsDiffer or kGaveUp.
   Abort = 3,
-  // `rank` leaves the group after `number` collectives; text: how many messages it has sent to each
-  // rank of the group.
+  // `rank` leaves the group after `number` collectives; text: the ranks of the group to which it
+  // has
+  // sent messages, each followed by how many: "2 5 " is five to rank 2.
   Leaving = 4,
-  // `rank` has completed every operation that rank `number` took part in before it left the group.
+  // `rank` has completed every operation that rank `number` took part in before it left the group;
+  // text: other ranks that have too (answers.h).
   Completed = 5,
   // `rank` leaves the job. Its neighbours send nothing more to it; it goes on passing on frames
   // until
@@ -80,9 +82,22 @@ constexpr std::uint64_t kGaveUp = 3;
 
 constexpr std::size_t kFrameHead = 32;
 constexpr std::size_t kMaxFrameText = 64 * 1024;
+constexpr std::size_t kMaxLeavingText = 1024 * 1024;
 constexpr std::size_t kMaxStoreText = 16 * 1024 * 1024;  // of StoreRequest and StoreReply
+constexpr std::size_t longest_text(FrameType type) {
+  switch (type) {
+    case FrameType::Leaving: return kMaxLeavingText;
+    case FrameType::StoreRequest:
+    case FrameType::StoreReply: return kMaxStoreText;
+    default: return kMaxFrameText;
+  }
+}
 
 std::string encode(const Frame& frame);
+
+// The ranks that a Completed frame names: frame.rank, and those of its text up to the first that is
+// none. FrameReader refuses frames that name other ranks than the job's.
+std::vector<int> completers(const Frame& frame);
 
 // The text of a Called frame: the call of the sending rank. A peer's bytes are not trusted.
 struct WaitCall {
@@ -110,7 +125,7 @@ class FrameReader {
  public:
   // Refuses ranks outside of 0 … ranks - 1.
   explicit FrameReader(int ranks) : ranks_(ranks) {}
-  void append(std::span<const char> bytes) { buffer_.append(bytes.data(), bytes.size()); }
+  void append(std::span<const char> bytes);
   // Takes the next frame, if it is complete. Returns an Error for malformed bytes; the rest of the
   // stream is then useless.
   Result<bool> next(Frame& frame);
@@ -118,6 +133,7 @@ class FrameReader {
  private:
   int ranks_;
   std::string buffer_;
+  std::size_t begin_ = 0;  // of the bytes that next() has not taken
 };
 
 }  // namespace weft::group

@@ -182,6 +182,16 @@ void Link::send(const std::string& bytes) {
   if (unsent_.size() + bytes.size() > kMostUnsent)
     return fail_soon({"it reads too slowly: 64 MiB of messages wait for it"});
   unsent_ += bytes;
+  flush_soon();
+}
+
+void Link::answer(const Frame& completed) {
+  if (ended_ || failing_ || finishes_) return;
+  answers_.add(completed);
+  flush_soon();
+}
+
+void Link::flush_soon() {
   if (std::exchange(flushes_soon_, true)) return;
   loop_->post([weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->flush();
@@ -190,6 +200,7 @@ void Link::send(const std::string& bytes) {
 
 void Link::flush() {
   flushes_soon_ = false;
+  unsent_ += answers_.take();
   if (!is_connected_ || !has_shaken_hands_ || ended_) return;
   socket_.flush();
   bool is_full = socket_.has_unsent();

@@ -13,6 +13,7 @@
 #include <weft/base/descriptor.h>
 #include <weft/base/end_of_process.h>
 #include <weft/base/event_loop.h>
+#include <weft/engine/membership/answers.h>
 #include <weft/engine/membership/frame.h>
 #include <weft/transport/challenge.h>
 #include <weft/transport/tls/socket.h>
@@ -61,6 +62,8 @@ class Link : public std::enable_shared_from_this<Link> {
   void start(std::chrono::milliseconds patience);
   // The bytes leave at the end of the loop's present turn, together with others.
   void send(const std::string& bytes);
+  // The same for a Completed frame, which leaves as one with others for the same rank.
+  void answer(const Frame& completed);
   // Sends now what the socket takes.
   void flush();
   // Sends what waits, and then closes this rank's half of the connection: the peer reads its end.
@@ -90,6 +93,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void fail(const LinkEnd& end);
   void fail_soon(const LinkEnd& end);
   void watch(std::uint32_t more);
+  void flush_soon();
 
   const std::shared_ptr<EventLoop> loop_;
   transport::tls::Socket socket_;
@@ -105,6 +109,7 @@ class Link : public std::enable_shared_from_this<Link> {
   bool has_finished_ = false;
   bool has_read_all_ = false;
   FrameReader reader_;
+  Answers answers_;
   std::string unsent_;
   EventLoop::Registration watch_;
   EventLoop::Registration patience_;  // until the peer's hello

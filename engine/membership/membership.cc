@@ -49,7 +49,8 @@ struct Membership::State : std::enable_shared_from_this<State> {
   std::set<int> seen;                  // ranks that look_for_published() has seen
 
   // Used on the loop only.
-  std::map<std::string, Listener> listeners;
+  std::map<std::string, std::shared_ptr<const Listener>> listeners;
+  std::set<std::string> left_groups;  // for which this rank listens no more
   std::function<void(const Frame&)> listens_to_waits, listens_to_stores;
   bool closed = false;
 
@@ -333,16 +334,17 @@ bool Membership::has(int rank) const {
 // --- News ---
 
 void Membership::State::dispatch(const Frame& frame) {
-  const auto told = listeners;  // a copy: a listener may forget itself
+  // Listeners are held while they are called, since one may forget itself.
   switch (frame.type) {
     case FrameType::Lost:
       note_gone(frame.rank, {"is lost: " + frame.text, frame.number == kCut,
                              neighbours->known().address_of(frame.rank)});
-      for (const auto& [group, listener] : told) listener.lost(frame.rank, frame.text);
+      for (const auto& [group, listener] : std::map(listeners))
+        listener->lost(frame.rank, frame.text);
       return;
     case FrameType::Goodbye:
       note_gone(frame.rank, {"has left the job"});
-      for (const auto& [group, listener] : told) listener.gone(frame.rank);
+      for (const auto& [group, listener] : std::map(listeners)) listener->gone(frame.rank);
       return;
     case FrameType::Abort:
     case FrameType::Leaving:
@@ -354,19 +356,27 @@ void Membership::State::dispatch(const Frame& frame) {
       return listens ? listens(frame) : void();
     }
   }
-  const auto found = told.find(frame.group);
-  if (found == told.end()) return;
-  const Listener& listener = found->second;
+  const auto found = listeners.find(frame.group);
+  if (found == listeners.end()) {
+    // The earlier answer was lost on its way.
+    if (frame.type == FrameType::Leaving && left_groups.contains(frame.group)) {
+      neighbours->send(
+          {FrameType::Completed, 0, static_cast<std::uint64_t>(frame.rank), frame.group, ""});
+    }
+    return;
+  }
+  const auto listener = found->second;
   switch (frame.type) {
-    case FrameType::Abort: return listener.aborted(frame);
-    case FrameType::Leaving: return listener.leaving(frame);
-    default: return listener.completed(frame.rank, static_cast<int>(frame.number));
+    case FrameType::Abort: return listener->aborted(frame);
+    case FrameType::Leaving: return listener->leaving(frame);
+    default: return listener->completed(frame.rank, static_cast<int>(frame.number));
   }
 }
 
 void Membership::listen(const std::string& group, Listener listener) {
   state_->loop->post([state = state_, group, listener = std::move(listener)] {
-    state->listeners[group] = listener;
+    state->listeners[group] = std::make_shared<const Listener>(listener);
+    state->left_groups.erase(group);
     if (!state->neighbours) return;
     // A rank that could not join may have said so, and have ended, before this one came.
     for (const Frame& abort : state->neighbours->known().aborts(group)) {
@@ -406,7 +416,9 @@ bool Membership::is_whole() const {
 }
 
 void Membership::forget(const std::string& group) {
-  state_->loop->post([state = state_, group] { state->listeners.erase(group); });
+  state_->loop->post([state = state_, group] {
+    if (state->listeners.erase(group) > 0) state->left_groups.insert(group);
+  });
 }
 
 void Membership::send(Frame frame) {

@@ -81,7 +81,8 @@ class Membership : public std::enable_shared_from_this<Membership> {
   bool has(int rank) const;
 
   // Tells `listener` about this group's events until forget(group), beginning with those that have
-  // happened: aborts, ranks that are lost, ranks that have left.
+  // happened: aborts, ranks that are lost, ranks that have left. A rank that leaves the group after
+  // forget() is answered that this one has completed everything.
   void listen(const std::string& group, Listener listener);
   void forget(const std::string& group);
   // Calls `told`, on the loop, with frames about waits (Asking to Called) that are meant for this

@@ -268,10 +268,21 @@ void Neighbours::handle(const Frame& frame, int from) {
   }
   if (frame.rank == rank_ || !known_.take(frame)) return;
   ways_[static_cast<std::size_t>(frame.rank)] = from;
+  if (frame.type == FrameType::Completed) return take_answers(frame, from);
   const bool is_meant =
       !names_recipient(frame) || frame.number == static_cast<std::uint64_t>(rank_);
   if (is_meant) events_.frame(frame);
   if (!is_meant || !names_recipient(frame)) pass_on(frame, from);
+}
+
+// Other ranks have completed the operations of one that is leaving a group.
+void Neighbours::take_answers(const Frame& frame, int from) {
+  const bool is_meant = frame.number == static_cast<std::uint64_t>(rank_);
+  for (const int rank : completers(frame)) {
+    ways_[static_cast<std::size_t>(rank)] = from;
+    if (is_meant) events_.frame({FrameType::Completed, rank, frame.number, frame.group, ""});
+  }
+  if (!is_meant) pass_on(frame, from);
 }
 
 void Neighbours::take_news(const Frame& frame, int from) {
@@ -321,16 +332,18 @@ void Neighbours::note_lost(int rank, const LinkEnd& end) {
 // Sends an answer for one rank only on the way to that rank: a thousand ranks that leave at once
 // send a million of them.
 void Neighbours::pass_on(const Frame& frame, int from) {
-  const std::string bytes = encode(frame);
+  const bool is_answer = frame.type == FrameType::Completed;
+  const std::string bytes = is_answer ? "" : encode(frame);
+  const auto send = [&](Link& link) { is_answer ? link.answer(frame) : link.send(bytes); };
   if (names_recipient(frame)) {
     if (frame.number >= static_cast<std::uint64_t>(own_.size)) return;
     const int to = static_cast<int>(frame.number);
     const auto direct = links_.find(links_.contains(to) ? to : ways_[frame.number]);
     if (direct != links_.end() && direct->first != from && direct->second->can_send())
-      return direct->second->send(bytes);
+      return send(*direct->second);
   }
   for (const auto& [rank, link] : links_) {
-    if (rank != from && rank != frame.rank) link->send(bytes);
+    if (rank != from && rank != frame.rank) send(*link);
   }
 }
 

@@ -90,6 +90,7 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   void on_ended(Link& link, const LinkEnd& end);
   void greet(Link& link);
   void handle(const Frame& frame, int from);
+  void take_answers(const Frame& frame, int from);
   void take_news(const Frame& frame, int from);
   void note_lost(int rank, const LinkEnd& end);
   void drop_link(int rank);

@@ -57,10 +57,7 @@ void check(const Frame& frame) {
   if (frame.type < FrameType::Hello || frame.type > FrameType::Challenge)
     broken("a type that does not exist");
   if (frame.rank < 0 || frame.rank >= kRanks) broken("a rank that does not exist");
-  const bool is_of_store =
-      frame.type == FrameType::StoreRequest || frame.type == FrameType::StoreReply;
-  if (frame.group.size() > kMaxFrameText ||
-      frame.text.size() > (is_of_store ? kMaxStoreText : kMaxFrameText))
+  if (frame.group.size() > kMaxFrameText || frame.text.size() > longest_text(frame.type))
     broken("beyond the limits");
   const std::string written = encode(frame);
   const Heard again = hear(written, written.size());

@@ -31,23 +31,35 @@ class Member {
     ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVBUF, &little, sizeof little);
     ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     EXPECT_EQ(::connect(socket_.get(), there.get(), there.length), 0);
-    const std::string hello = encode({FrameType::Hello, 1, 0, "", token});
-    EXPECT_EQ(::send(socket_.get(), hello.data(), hello.size(), 0),
-              static_cast<ssize_t>(hello.size()));
+    send({FrameType::Hello, 1, 0, "", token});
   }
 
   // Returns how many frames arrive up to the one with this number, or until no more arrive.
   int read_until(std::uint64_t number) {
+    for (int frames = 0;;) {
+      const auto frame = next(FrameType::Leaving);
+      if (!frame) return frames;
+      ++frames;
+      if (frame->number == number) return frames;
+    }
+  }
+
+  void send(const Frame& frame) {
+    const std::string bytes = encode(frame);
+    EXPECT_EQ(::send(socket_.get(), bytes.data(), bytes.size(), 0),
+              static_cast<ssize_t>(bytes.size()));
+  }
+
+  // Returns the next frame of that type, or nothing if no more arrive.
+  std::optional<Frame> next(FrameType type) {
     char buffer[65536];
     Frame frame;
-    for (int frames = 0;;) {
+    for (;;) {
       for (auto whole = reader_.next(frame); whole && whole.value(); whole = reader_.next(frame)) {
-        const bool is_sent = frame.type == FrameType::Leaving;
-        frames += is_sent ? 1 : 0;
-        if (is_sent && frame.number == number) return frames;
+        if (frame.type == type) return frame;
       }
       const auto count = ::recv(socket_.get(), buffer, sizeof buffer, 0);
-      if (count <= 0) return frames;
+      if (count <= 0) return std::nullopt;
       reader_.append({buffer, static_cast<std::size_t>(count)});
     }
   }
@@ -71,6 +83,30 @@ TEST(Membership, KeepsFramesForASlowReader) {
     hub->send({FrameType::Leaving, 0, number, "group", std::string(kMaxFrameText / 2, ' ')});
   }
   EXPECT_EQ(member.read_until(kFrames), kFrames);
+}
+
+// The first answer may have been lost with a rank on its way, and this rank may have left the group
+// since then.
+TEST(Membership, AnswersALeaverOfAGroupThatThisRankHasLeft) {
+  const auto loop = std::make_shared<EventLoop>("membership");
+  const auto store =
+      std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
+  const auto hub = Membership::make(0, 2, "127.0.0.1", store, loop);
+  hub->publish("");
+  hub->connect_early([] { return false; }, Deadline::in(std::chrono::seconds(20)));
+  hub->listen("left", {});
+  hub->forget("left");
+  Member member(*store);
+  Frame leaving{FrameType::Leaving, 1, 0, "never seen", ""};
+  leaving.sequence = 1;
+  member.send(leaving);
+  leaving.group = "left";
+  leaving.sequence = 2;
+  member.send(leaving);
+  const auto answer = member.next(FrameType::Completed);
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->group, "left");
+  EXPECT_EQ(answer->number, 1u);
 }
 
 TEST(Membership, GivesUpAPeerThatReadsNothing) {
