@@ -84,7 +84,9 @@ bool StoreKeeper::perform(const StoreMessage& request, StoreMessage& reply) {
       std::string& value = values_[texts[0]];
       std::int64_t number = 0;
       std::from_chars(value.data(), value.data() + value.size(), number);
-      reply.amount = number + request.amount;
+      // Wraps around past the largest number, as in c10d's stores: the amount is another rank's.
+      reply.amount = static_cast<std::int64_t>(static_cast<std::uint64_t>(number) +
+                                               static_cast<std::uint64_t>(request.amount));
       value = std::to_string(reply.amount);
       return true;
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <future>
+#include <limits>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -59,6 +60,15 @@ TEST(StoreKeeper, DoesARepeatedRequestOnce) {
   for (int i = 0; i < 2; ++i) one.ask(3, request(9, StoreCall::Get, {"later"}));
   one.ask(3, request(10, StoreCall::Set, {"later", "x"}));
   EXPECT_EQ(one.answers.size(), 5U) << "a Get that is repeated is answered once";
+}
+
+// The undefined-behaviour sanitizer sees an addition that overflows.
+TEST(StoreKeeper, WrapsAroundPastTheLargestNumber) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  Keeper one;
+  one.ask(3, request(1, StoreCall::Add, {"n"}, kMost));
+  one.ask(3, request(2, StoreCall::Add, {"n"}, 1));
+  EXPECT_EQ(one.last().amount, std::numeric_limits<std::int64_t>::min());
 }
 
 TEST(StoreKeeper, ComparesAsC10dDoes) {
