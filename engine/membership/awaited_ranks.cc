@@ -43,6 +43,8 @@ void AwaitedRanks::watch(int rank, const std::string& host, int port) {
   const int error = is_made ? 0 : errno;
   if (error != 0 && error != EINPROGRESS && error != ECONNREFUSED) return unreachable(rank, error);
   const int socket = one.socket.get();
+  // Its watch ends before its socket is closed: another thread may be given the number at once.
+  ranks_.erase(rank);
   ranks_[rank] = std::move(one);
   if (error == ECONNREFUSED) return give_grace(rank);
   ranks_[rank].ending =
