@@ -234,8 +234,13 @@ void Core::heard_failure(int peer, const Message& message) {
   const Blame said = message.header.blame;
   const bool is_shared = said == Blame::Caller || said == Blame::Timeout || said == Blame::Protocol;
   told_by_ = peer;
+  // The failure passes from rank to rank; the first that gave up is the one to name.
+  constexpr std::string_view kGivenUp = " has given up: ";
+  const bool names_first = message.text.find(kGivenUp) != std::string::npos;
   const Error why(is_shared ? said : Blame::PeerLost,
-                  "rank " + std::to_string(peer) + " has given up: " + message.text);
+                  names_first
+                      ? message.text
+                      : "rank " + std::to_string(peer) + std::string(kGivenUp) + message.text);
   // A peer that gives up for a reason of its own, such as an abort, is the one that is lost.
   const bool is_lost = message.about.empty() && !is_shared;
   fail(why.with_ranks(is_lost ? std::vector{peer} : message.about));
