@@ -59,18 +59,29 @@ class Pairs final : public Connector {
   }
   int preference() const override { return -1; }
   std::optional<std::string> why_unreachable(const std::string& address) const override {
+    if (!transport_to(address).empty()) return std::nullopt;
     const auto offers = decode(address);
     return offers ? routes_.why_unreachable(offers.value()) : offers.error().text();
   }
   std::string transport_to(const std::string& address) const override {
+    {
+      MutexLock lock(mutex_);
+      const auto known = chosen_.find(address);
+      if (known != chosen_.end()) return known->second;
+    }
     const auto offers = decode(address);
-    return offers ? routes_.transport_to(offers.value(), failed_for(address)) : std::string();
+    std::string name;
+    if (offers) name = routes_.transport_to(offers.value(), failed_for(address));
+    MutexLock lock(mutex_);
+    if (!name.empty() && !failed_.contains(address)) chosen_.emplace(address, name);
+    return name;
   }
   // A mesh::Reroute.
   bool has_other(const std::string& address, const std::string& transport, const Error& why) {
     const auto offers = decode(address);
     if (!offers) return false;
     MutexLock lock(mutex_);
+    chosen_.erase(address);
     Routes::Failed& failed = failed_[address];
     failed.emplace(transport, why.text());
     return !failed.contains(routes_.transport_to(offers.value(), failed));
@@ -107,6 +118,9 @@ class Pairs final : public Connector {
   const Routes routes_;
   mutable Mutex mutex_;
   std::map<std::string, Routes::Failed> failed_ WEFT_GUARDED_BY(mutex_);  // by address
+  // The transports to addresses to which none has failed: looking at another process takes several
+  // system calls, and a group of n ranks asks several times for each of n addresses.
+  mutable std::map<std::string, std::string> chosen_ WEFT_GUARDED_BY(mutex_);
 };
 
 class Weft final : public Transport {
