@@ -4,6 +4,7 @@
 
 #include <weft/base/log.h>
 #include <weft/engine/group/failure.h>
+#include <weft/engine/membership/still_listens.h>
 #include <weft/profiling/trace/breakage.h>
 #include <weft/profiling/trace/dump.h>
 
@@ -192,8 +193,16 @@ Error Failure::explain(const Error& error) {
   UniqueLock lock(mutex_);
   if (options_.job->connected && !options_.job->loop->inside() && !ledger_.left_before()) {
     ++asking_;
-    broken_changed_.wait_for(lock, kLossIsTold,
-                             [this]() WEFT_REQUIRES(mutex_) { return broken_.has_value(); });
+    const auto wait = [&](std::chrono::milliseconds limit) WEFT_REQUIRES(mutex_) {
+      return broken_changed_.wait_for(
+          lock, limit, [this]() WEFT_REQUIRES(mutex_) { return broken_.has_value(); });
+    };
+    if (!wait(kLossIsTold)) {
+      lock.unlock();
+      const bool is_lost = has_lost_listener(error);
+      lock.lock();
+      if (is_lost) wait(kLossIsTrue);
+    }
     --asking_;
     if (!broken_) {
       // No news explains it, so it is itself the reason that breaks the group, and that this rank
@@ -215,13 +224,45 @@ void Failure::explain_later(const Error& error, Explained done) {
     if (unexplained_.size() > 1) return;
     explaining_ =
         options_.job->loop->at(Deadline::in(kLossIsTold), [this, weak = owner_.weak_from_this()] {
-          if (const auto alive = weak.lock()) explain_waiting();
+          if (const auto alive = weak.lock()) explain_after_news();
         });
     return;
   }
   const Error why = explained(error);
   lock.unlock();
   done(why);
+}
+
+bool Failure::has_lost_listener(const Error& error) const {
+  if (options_.job->loop->inside()) return false;  // no thread is left that may block
+  const Deadline deadline = Deadline::in(kLossIsTold);
+  for (const int rank : error.ranks()) {
+    if (rank < 0 || rank >= options_.size || rank == options_.rank) continue;
+    const int member = options_.global_ranks[static_cast<std::size_t>(rank)];
+    const auto address = options_.job->membership->address_of(member);
+    if (address && !still_listens(*address, deadline)) return true;
+  }
+  return false;
+}
+
+// Called on the loop, where nothing may block.
+void Failure::explain_after_news() {
+  std::optional<Error> first;
+  {
+    MutexLock lock(mutex_);
+    if (!unexplained_.empty()) first = unexplained_.front().first;
+  }
+  if (!first) return;
+  options_.job->continuations->run(Task([this, weak = owner_.weak_from_this(), error = *first] {
+    const auto alive = weak.lock();
+    if (!alive) return;
+    if (!has_lost_listener(error)) return explain_waiting();
+    MutexLock lock(mutex_);
+    if (broken_) return;  // it has explained them
+    explaining_ = options_.job->loop->at(Deadline::in(kLossIsTrue), [this, weak] {
+      if (const auto still = weak.lock()) explain_waiting();
+    });
+  }));
 }
 
 void Failure::explain_waiting() {

@@ -3,7 +3,7 @@
 // Explains errors before it reports them, since one rank's lost connection is another rank's death.
 //
 // The group's Core owns it. Thread-safe. Nothing blocks except where a function says so; loss of a
-// rank is told within kLossIsTold.
+// rank is told within kLossIsTold, or on a busy machine within kLossIsTrue.
 #pragma once
 
 #include <chrono>
@@ -82,10 +82,10 @@ class Failure {
   void by_the_store(const std::function<void()>& meet);
 
   // Turns a backend's error into the group's. If a connection broke, names the rank that was lost,
-  // if that is known or becomes known within kLossIsTold; may block that long.
+  // if that is known or becomes known; may block that long.
   Error explain(const Error& error);
   // The same for threads that must not block: calls `done` with the error, at once on this thread,
-  // or within kLossIsTold on another.
+  // or later on another.
   using Explained = std::function<void(const Error& why)>;
   void explain_later(const Error& error, Explained done);
   // Adds to a time-out the ranks that did not come to the operation. Asks them, and may then block
@@ -96,6 +96,10 @@ class Failure {
 
  private:
   Error explained(const Error& error) const WEFT_REQUIRES(mutex_);  // by the present knowledge
+  // True if a rank that the error names no longer listens. Blocks for a second at most.
+  bool has_lost_listener(const Error& error) const;
+  // explain_waiting() when the news of a loss has had the time to come.
+  void explain_after_news();
   void explain_waiting();
 
   const CoreOptions& options_;

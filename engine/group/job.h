@@ -25,6 +25,9 @@ namespace weft::group {
 // How long to wait for the news of a lost rank: its connections may break before this rank hears of
 // the loss.
 constexpr auto kLossIsTold = std::chrono::seconds(1);
+// The same if that rank's process no longer listens, so that the news is on its way: on a busy
+// machine, or past a rank that is stopped, it may take longer.
+constexpr auto kLossIsTrue = std::chrono::minutes(1);
 
 // State that all groups of one init_process_group share. The groups own it together; the last one
 // ends it.

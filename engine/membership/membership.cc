@@ -410,6 +410,22 @@ std::optional<Membership::Gone> Membership::gone(int rank) const {
   return found == state_->gone.end() ? std::nullopt : std::optional(found->second);
 }
 
+std::optional<Published> Membership::address_of(int rank) const {
+  if (!state_->neighbours) return std::nullopt;
+  struct Answer {
+    std::optional<Published> address;
+    std::atomic<bool> is_here{false};
+  };
+  const auto answer = std::make_shared<Answer>();
+  state_->loop->post([state = state_, rank, answer] {
+    answer->address = state->neighbours->known().address_of(rank);
+    answer->is_here = true;
+  });
+  const bool has_answered =
+      state_->loop->drive([&] { return answer->is_here.load(); }, Deadline::in(kHelloPatience));
+  return has_answered ? answer->address : std::nullopt;
+}
+
 bool Membership::is_whole() const {
   MutexLock lock(state_->mutex);
   return state_->gone.empty();

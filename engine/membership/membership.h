@@ -99,6 +99,9 @@ class Membership : public std::enable_shared_from_this<Membership> {
   };
   // As far as this rank has heard.
   std::optional<Gone> gone(int rank) const;
+  // Where the rank listens, if it takes part and this rank has heard so. Outside of the loop; waits
+  // for a turn of it.
+  std::optional<Published> address_of(int rank) const;
   // True as long as no rank is lost or has left. Until then no frame is lost either.
   bool is_whole() const;
   // Sends the frame to all other ranks; a frame whose type names a rank in `number`, to that rank

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <csignal>
 #include <optional>
+#include <thread>
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -419,6 +420,31 @@ TEST(StoppedRank, TimesOutPendingAndLaterOperations) {
   for (int rank = 0; rank < 3; ++rank) processes.wait_for(rank, "ready");
   processes.signal(1, SIGSTOP);
   processes.expect_success({1});
+}
+
+// The news of rank 2's death reaches rank 1 through rank 0, long after its connection has ended.
+TEST(StoppedRank, HoldsUpTheNewsOfALossButNotItsName) {
+  Processes processes(3, [](int rank) {
+    auto group = join();
+    group.barrier().wait();
+    const auto number = torch::ones({1});
+    if (rank == 2) group.send(number, 1).wait();
+    if (rank == 1) group.recv(number, 2).wait();
+    Processes::say("ready");
+    if (rank == 2) wait_for_the_end();
+    if (rank == 0) return expect_lost(error_of([&] { group.barrier().wait(); }), "rank 2");
+    const auto later = group.recv(torch::ones({1}), 2).future();
+    expect_lost(error_of([&] { group.recv(number, 2).wait(); }), "rank 2");
+    expect_lost(error_of([&] { later.get(); }), "rank 2");
+    EXPECT_EQ(group.living_ranks(), (std::vector<int>{0, 1}));
+  });
+  for (int rank = 0; rank < 3; ++rank) processes.wait_for(rank, "ready");
+  processes.signal(0, SIGSTOP);
+  processes.signal(2, SIGKILL);
+  // Longer than a rank waits for news without a reason. With less, the test would show less.
+  std::this_thread::sleep_for(seconds(3));
+  processes.signal(0, SIGCONT);
+  processes.expect_success({2});
 }
 
 TEST(StoppedRank, IsNamedByTheMonitoredBarrier) {

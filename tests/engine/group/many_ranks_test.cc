@@ -25,6 +25,8 @@ float sum_of_ones(ProcessGroup& group) {
 // A rank of a job, from which the victim is taken.
 void run_rank(int rank, int ranks, int victim) {
   at::set_num_threads(1);
+  // The harness takes a rank that runs for a minute for hanging; these may share two cores.
+  if (ranks > 100) ::alarm(600);
   auto group = init_process_group({.backend = "tcp", .timeout = std::chrono::seconds(1000)});
   EXPECT_EQ(sum_of_ones(group), ranks);
   auto half = group.split(rank % 2, rank);
@@ -38,6 +40,8 @@ void run_rank(int rank, int ranks, int victim) {
   EXPECT_EQ(error.ranks(), std::vector<int>{victim}) << error.what();
   EXPECT_NE(error.text().find("rank " + std::to_string(victim) + " is lost"), std::string::npos)
       << error.what();
+  EXPECT_EQ(error.text().find(" has given up"), error.text().rfind(" has given up"))
+      << "one rank after the other: " << error.text();
   auto survivors = group.new_group(group.living_ranks());
   ASSERT_EQ(survivors.size(), ranks - 1);
   EXPECT_EQ(sum_of_ones(survivors), ranks - 1);
@@ -54,9 +58,9 @@ void lose_one(int ranks, int victim) {
 // The first rank hosts the store, and is the root of the tree.
 TEST(ManyRanks, SixtyFourGoOnWithoutTheFirst) { lose_one(64, 0); }
 
-TEST(ManyRanks, HundredAndMoreGoOnWithoutOne) {
+TEST(ManyRanks, HundredsGoOnWithoutOne) {
   if (!harness::runs_all_settings()) GTEST_SKIP() << "./dev test --all runs this";
-  lose_one(128, 3);
+  lose_one(256, 3);
 }
 
 }  // namespace
