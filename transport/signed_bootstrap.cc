@@ -31,17 +31,24 @@ Proof signature_of(std::string_view secret, std::string_view scope, std::string_
   return sign(secret, {bytes_of(kPurpose), sizes, bytes_of(scope), bytes_of(key), value});
 }
 
-Error refused(const std::string& key, const std::string& why) {
-  return {Blame::Caller, "the value of '" + key + "' in the store " + why +
-                             ", or a process outside the group has written it: give all ranks the "
-                             "same ProcessGroupOptions::secret, or none"};
-}
-
 }  // namespace
 
 SignedBootstrap::SignedBootstrap(std::shared_ptr<Bootstrap> store, std::string secret,
-                                 std::string scope)
-    : store_(std::move(store)), secret_(std::move(secret)), scope_(std::move(scope)) {}
+                                 std::string scope, Users users)
+    : store_(std::move(store)),
+      secret_(std::move(secret)),
+      scope_(std::move(scope)),
+      users_(users) {}
+
+Error SignedBootstrap::refused(const std::string& key, const std::string& why) const {
+  const bool of_ranks = users_ == Users::Ranks;
+  return {Blame::Caller,
+          "the value of '" + key + "' in the store " + why +
+              (of_ranks ? ", or a process outside the group has written it: give all ranks the "
+                          "same ProcessGroupOptions::secret, or none"
+                        : ", or a process outside the job has written it: give all workers of the "
+                          "job the same rpc::Options::secret, or none")};
+}
 
 void SignedBootstrap::set(const std::string& key, const Bytes& value) {
   store_->set(key, sealed(key, value));
@@ -57,8 +64,11 @@ bool SignedBootstrap::exists(const std::string& key) { return store_->exists(key
 
 bool SignedBootstrap::compare_set(const std::string& key, const Bytes& expected,
                                   const Bytes& desired) {
-  return store_->compare_set(key, expected.empty() ? Bytes() : sealed(key, expected),
-                             sealed(key, desired));
+  const Bytes stored = sealed(key, desired);
+  // No value, or an empty one, which has a signature as others do.
+  if (expected.empty() && store_->compare_set(key, {}, stored)) return true;
+  if (expected.empty() && secret_.empty()) return false;
+  return store_->compare_set(key, sealed(key, expected), stored);
 }
 
 void SignedBootstrap::erase(const std::string& key) { store_->erase(key); }
@@ -87,6 +97,7 @@ Bootstrap::Bytes SignedBootstrap::set_once(const std::string& key, const Bytes& 
 bool SignedBootstrap::ends_with_job() const { return transport::ends_with_job(*store_); }
 
 Bootstrap::Bytes SignedBootstrap::sealed(const std::string& key, const Bytes& value) const {
+  if (secret_.empty()) return value;
   const Proof signature = signature_of(secret_, scope_, key, value);
   const auto mark = bytes_of(kMark);
   Bytes stored = value;
@@ -96,13 +107,19 @@ Bootstrap::Bytes SignedBootstrap::sealed(const std::string& key, const Bytes& va
 }
 
 Bootstrap::Bytes SignedBootstrap::unsealed(const std::string& key, Bytes stored) const {
+  const std::string writer = users_ == Users::Ranks ? "rank" : "worker";
+  if (secret_.empty()) {
+    if (!is_signed(stored)) return stored;
+    throw refused(
+        key, "is signed: the " + writer + " that wrote it was given a secret, and this one none");
+  }
   if (!is_signed(stored))
-    throw refused(key, "has no signature: the rank that wrote it was given no secret");
+    throw refused(key, "has no signature: the " + writer + " that wrote it was given no secret");
   const std::size_t bytes = stored.size() - kAppended;
   const auto shown = std::span(stored).subspan(bytes, sizeof(Proof));
   if (!is_same(signature_of(secret_, scope_, key, std::span(stored).first(bytes)), shown))
-    throw refused(key,
-                  "was not signed with this rank's secret: the ranks were given different ones");
+    throw refused(key, "was not signed with this " + writer + "'s secret: the " + writer +
+                           "s were given different ones");
   stored.resize(bytes);
   return stored;
 }

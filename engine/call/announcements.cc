@@ -46,7 +46,11 @@ void announce(transport::Bootstrap& store, const Announcement& announcement) {
   // It need not wake the workers that wait for the key. set() does, so each worker also sets the
   // keys that it finds taken, for workers that were killed before they could.
   for (; !store.compare_set(key_of(number), {}, bytes); ++number) {
-    store.set(key_of(number), value_of(store, key_of(number)));
+    try {
+      store.set(key_of(number), value_of(store, key_of(number)));
+    } catch (const Error& error) {
+      if (error.blame() != Blame::Caller) throw;  // a stranger has written it: all pass it over
+    }
   }
   store.set(key_of(number), bytes);
   store.set(kNumber, group::to_bytes(std::to_string(number)));
@@ -102,7 +106,10 @@ void Follower::follow(State& state) {
       if (state.ends) return;
       if (error.blame() == Blame::Timeout)
         continue;  // even the store limits how long one get() waits
-      return state.lost(error);
+      if (error.blame() != Blame::Caller) return state.lost(error);
+      log::warn("an announcement in the job's store is passed over: " + error.text());
+      ++state.next;
+      continue;
     }
     ++state.next;
     try {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
+#include <optional>
 #include <utility>
 
 #include <weft/base/inheritance.h>
@@ -47,8 +48,16 @@ std::shared_ptr<AgentCore> AgentCore::make(const Parts& parts, const std::string
 void AgentCore::join(const Parts& parts, const std::string& local_address, Deadline deadline) {
   std::vector<transport::Offer> offers;
   std::vector<transport::Offer> device_offers;
+  // The store refuses the token. This worker joins nevertheless, so that the others learn of its
+  // secret, and throws then.
+  std::optional<Error> forged;
   try {
-    identity_.token = directory_.token(deadline);
+    try {
+      identity_.token = directory_.token(deadline);
+    } catch (const Error& error) {
+      if (!identity_.world_size || error.blame() != Blame::Caller) throw;
+      forged = error;
+    }
     offers = connections_.listen(local_address, /*carries_devices=*/false);
     // A connection that carries device memory must be made so at both ends, and the maps of the
     // other workers are not known yet.
@@ -59,12 +68,18 @@ void AgentCore::join(const Parts& parts, const std::string& local_address, Deadl
     throw;
   }
   const long announcements = identity_.world_size ? 0 : announced(*parts.store);
-  identity_.generation = directory_.join(
-      offers, device_offers, deadline,
-      [this](const Directory::Entry& worker, Deadline limit) {
-        return liveness_.knock(worker, limit);
-      },
-      options_.wait_reports);
+  if (forged) deadline = Deadline::sooner(deadline, Deadline::in(kOthersCome));
+  try {
+    identity_.generation = directory_.join(
+        offers, device_offers, deadline,
+        [this](const Directory::Entry& worker, Deadline limit) {
+          return liveness_.knock(worker, limit);
+        },
+        options_.wait_reports);
+  } catch (const Error& error) {
+    if (!forged || error.blame() != Blame::Timeout) throw;
+  }
+  if (forged) throw Error(*forged);
   if (self().rank < 0) {
     identity_.self = directory_.self();
     identity_.member = member_of(identity_.self);

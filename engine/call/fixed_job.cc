@@ -43,16 +43,19 @@ std::string rank_is_taken(const WorkerInfo& self, const transport::Bootstrap::By
 WorkerTable FixedJob::join(const WorkerRecord& record, Deadline deadline,
                            const WaitReports& reports) {
   store_.add(kCame, 1);
-  check_size();
+  note_forged([&] { check_size(); });
   if (store_.add("rank/" + std::to_string(self_.rank), 1) != 1)
     refuse(rank_is_taken(self_, value_of(store_, slot(self_.rank))));
   store_.set(slot(self_.rank), written(record));
   WorkerTable all;
   Patience patience(reports);
   for (int rank = 0; rank < size_; ++rank) {
-    all.add(rank, entry_of(read_record(published_by(rank, deadline, patience))));
+    note_forged(
+        [&] { all.add(rank, entry_of(read_record(published_by(rank, deadline, patience)))); });
+    if (forged_) deadline = Deadline::sooner(deadline, until_);
   }
-  wait_until_all_have_read(deadline, patience);
+  note_forged([&] { wait_until_all_have_read(deadline, patience); });
+  if (forged_) throw Error(*forged_);
   std::map<std::string, int> ranks;
   for (const auto& [rank, entry] : all.by_rank()) {
     const auto [place, is_new] = ranks.emplace(entry.worker.name, rank);
@@ -62,6 +65,19 @@ WorkerTable FixedJob::join(const WorkerRecord& record, Deadline deadline,
                                    " have it; names must differ");
   }
   return all;
+}
+
+template <class Read>
+void FixedJob::note_forged(const Read& read) {
+  try {
+    read();
+  } catch (const Error& error) {
+    if (forged_ && error.blame() == Blame::Timeout) return;
+    if (is_refused_ || error.blame() != Blame::Caller) throw;
+    if (forged_) return;
+    forged_ = error;
+    until_ = Deadline::in(kOthersCome);
+  }
 }
 
 void FixedJob::give_up() noexcept {

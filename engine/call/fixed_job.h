@@ -6,10 +6,12 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include <weft/base/deadline.h>
+#include <weft/base/error.h>
 #include <weft/base/patience.h>
 #include <weft/engine/call/known_workers.h>
 #include <weft/engine/call/records.h>
@@ -17,6 +19,10 @@
 #include <weft/transport/bootstrap.h>
 
 namespace weft::call {
+
+// How long a worker that has read a forged value waits for the others, which may have other
+// secrets, and read that in the values that it writes.
+constexpr auto kOthersCome = std::chrono::seconds(5);
 
 class FixedJob {
  public:
@@ -26,8 +32,8 @@ class FixedJob {
 
   // Publishes this worker's record and returns all workers, once all have come; on rank 0, which
   // may host the store, once all have read the records. Throws Caller if the rank is taken, if
-  // names do not differ, if workers give different sizes, or if another worker has refused the job;
-  // Timeout, naming the missing workers.
+  // names do not differ, if workers give different sizes, if another worker has refused the job, or
+  // if the store refuses a value; Timeout, naming the missing workers.
   WorkerTable join(const WorkerRecord& record, Deadline deadline, const WaitReports& reports);
   // Tells the store that this worker does not join. Call it after every error.
   void give_up() noexcept;
@@ -36,6 +42,10 @@ class FixedJob {
   // Throws Caller if the worker that came first gave another world size, and makes the workers that
   // wait throw too.
   void check_size();
+  // Calls read(), and notes the error if the store refuses a value. This worker throws it when the
+  // others have read the values too, since it may host the store.
+  template <class Read>
+  void note_forged(const Read& read);
   [[noreturn]] void refuse(const std::string& why);
   // Throws the reason if another worker has refused the job.
   void throw_if_refused();
@@ -50,6 +60,10 @@ class FixedJob {
   const WorkerInfo self_;
   const int size_;
   bool is_refused_ = false;  // refused, and its rank given up
+  // Names a value that no worker with this one's secret has written. This worker then waits for
+  // the others until that time only.
+  std::optional<Error> forged_;
+  Deadline until_ = Deadline::never();
 };
 
 // Throws Caller if another worker that is still joining has that rank, and makes that worker throw

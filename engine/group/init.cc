@@ -10,6 +10,7 @@
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/joining.h>
+#include <weft/engine/group/secret.h>
 #include <weft/engine/instruments/instruments.h>
 #include <weft/engine/rendezvous/rendezvous.h>
 #include <weft/engine/store/address.h>
@@ -161,7 +162,8 @@ ProcessGroup group::init(ProcessGroupOptions options,
   if (place.until_all_came) membership->wait_for_all(deadline);
   if (place.number) place.number->keep();
   made.job->looked_into = instruments::start(
-      {made.rank, made.size, timeline}, std::make_shared<group::StoreBootstrap>(made.own_store),
+      {made.rank, made.size, timeline},
+      std::make_shared<transport::SignedBootstrap>(group::signed_store_of(made)),
       {std::make_shared<c10::intrusive_ptr<c10d::Store>>(place.store)}, deadline);
   log::info("joined group '" + group::Core::of(joined).options.name + "' as rank " +
             std::to_string(place.rank) + " of " + std::to_string(place.world_size));

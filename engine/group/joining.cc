@@ -5,6 +5,7 @@
 #include <charconv>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -57,8 +58,8 @@ void warn_of_shared_gpu(transport::Bootstrap& store, const c10::Device& gpu) {
 void tell_failure(const CoreOptions& options, const Error& error) {
   try {
     // could_not_join() reads it.
-    StoreBootstrap(options.own_store)
-        .set(kFailedKey, to_bytes(std::to_string(options.rank) + " " + error.text()));
+    signed_store_of(options).set(kFailedKey,
+                                 to_bytes(std::to_string(options.rank) + " " + error.text()));
   } catch (const Error& second) {
     log::debug("cannot tell the other ranks: " + second.text());
   }
@@ -124,17 +125,20 @@ bool Joining::is_first() const { return !options_.job->connected; }
 
 // If no backend meets the other ranks before the first operation, the job's ranks meet here. Python
 // ranks do not announce themselves, so this waits only for kMoment for ranks that may be Python's.
+// They know no secret.
 void Joining::meet_members() {
   constexpr auto kMoment = std::chrono::seconds(60);
   const auto& membership = options_.job->membership;
+  const auto limit = options_.secret.empty()
+                         ? std::min<std::chrono::milliseconds>(options_.timeout, kMoment)
+                         : options_.timeout;
   announce();
   try {
-    membership->wait_for_all(
-        Deadline::in(std::min<std::chrono::milliseconds>(options_.timeout, kMoment)));
+    membership->wait_for_all(Deadline::in(limit));
   } catch (const Error& error) {
     if (error.blame() != Blame::Timeout) throw;
     const std::vector<int> missing = missing_ranks();
-    if (options_.timeout <= kMoment) throw not_come(missing);
+    if (options_.timeout <= limit) throw not_come(missing);
     log::warn("joining " + options_.place() + ": " + ranks_text(missing) + " did not come within " +
               describe(kMoment) + "; this is expected of Python's ranks, and this rank goes on");
     return;
@@ -239,8 +243,8 @@ void Joining::make_communicator(const Carrier& carrier, const c10::Device& devic
     made = options_.job->devices->stage_over(std::move(made), device.index(), options_.job->loop);
   }
   // All ranks of the job have come this far, so it is known now which of them run Weft. Others do
-  // not know a backend of Weft's own.
-  if (is_first()) on_all_met(carrier.transport->asks_for_secret());
+  // not know a backend of Weft's own, nor a secret.
+  if (is_first()) on_all_met(carrier.transport->asks_for_secret() || !options_.secret.empty());
   carriers_.set(device, made);
   trace::record_transports(member_, carriers_.transports());
   failure_.abort_on_failure(made);
@@ -365,8 +369,10 @@ void Joining::throw_if_hopeless() {
   // Checked first: a rank writes into the store before it leaves.
   const bool was_broken = failure_.is_broken();
   try {
-    if (const auto value = store_.find(kFailedKey)) told = to_text(*value);
+    if (auto value = store_.find(kFailedKey))
+      told = to_text(signed_store_of(options_).unsealed(kFailedKey, std::move(*value)));
   } catch (const Error& error) {
+    if (error.blame() == Blame::Caller) throw error.within("joining " + options_.place());
     unreachable = error;
     static_cast<void>(failure_.is_broken(kLossIsTold));
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
+#include <memory>
 #include <set>
 
 #include <weft/base/log.h>
@@ -7,6 +8,8 @@
 #include <weft/base/tls_files.h>
 #include <weft/engine/group/secret.h>
 #include <weft/engine/store/address.h>
+#include <weft/engine/store/prefix.h>
+#include <weft/engine/store/store.h>
 #include <weft/transport/signed_bootstrap.h>
 
 namespace weft::group {
@@ -52,6 +55,12 @@ void warn_of(const std::string& backend, bool has_secret, bool has_tls) {
 }
 
 }  // namespace
+
+// The scope is the group's place in the job's store, also where the group has moved to a store that
+// a rank keeps. All ranks know it, and an earlier life of the group had another.
+transport::SignedBootstrap signed_store_of(const CoreOptions& group) {
+  return {std::make_shared<StoreBootstrap>(group.own_store), group.secret, prefix_of(group.store)};
+}
 
 void guard(transport::JoinOptions& join, transport::Transport& backend, const std::string& prefix) {
   if (join.size == 1) return;

@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// ProcessGroupOptions::secret and TLS where a group joins a backend.
+// ProcessGroupOptions::secret and TLS where a group joins its job and a backend.
 #pragma once
 
 #include <string>
 
+#include <weft/engine/group/job.h>
+#include <weft/transport/signed_bootstrap.h>
 #include <weft/transport/transport.h>
 
 namespace weft::group {
+
+// The group's keys in its present store, over the connection that all groups share. With a secret,
+// refuses values that no rank with the same secret has written for this group; without one, refuses
+// values of a rank that has one.
+transport::SignedBootstrap signed_store_of(const CoreOptions& group);
 
 // With a secret: signs the keys of `join.store`. With a secret or TLS: warns, once a process and
 // backend, if the backend leaves its connections to a library that has neither. Without both: says,

@@ -20,9 +20,11 @@
 #include <weft/engine/rpc/init.h>
 #include <weft/engine/rref/references.h>
 #include <weft/engine/store/address.h>
+#include <weft/engine/store/prefix.h>
 #include <weft/engine/store/store.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/transport/challenge.h>
+#include <weft/transport/signed_bootstrap.h>
 #include <weft/transport/tls/credentials.h>
 
 namespace weft::rpc {
@@ -125,6 +127,15 @@ std::shared_ptr<const Presence> presence_of(const std::string& name,
   return std::make_shared<const Presence>(name, key.str());
 }
 
+// The workers' keys in a part of the job's store. Values of processes without the secret are
+// refused.
+std::shared_ptr<transport::SignedBootstrap> signed_keys(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::string& secret) {
+  return std::make_shared<transport::SignedBootstrap>(
+      std::make_shared<group::StoreBootstrap>(group::connection_of(store)), secret,
+      group::prefix_of(store), transport::SignedBootstrap::Users::Workers);
+}
+
 }  // namespace
 
 Agent init(const std::string& name, Options options) {
@@ -170,8 +181,7 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   const auto place = group::rendezvous(wanted, environment, deadline, open);
   check_rank(place.rank);
   if (place.before) {
-    group::StoreBootstrap before(group::connection_of(place.before));
-    call::check_rank_is_free(before, {name, place.rank});
+    call::check_rank_is_free(*signed_keys(place.before, options.secret), {name, place.rank});
   }
 
   call::AgentCore::Parts parts;
@@ -179,10 +189,8 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   if (!open) parts.world_size = place.world_size;
   parts.kept = {place.until_all_came,
                 std::make_shared<c10::intrusive_ptr<c10d::Store>>(place.store)};
-  parts.store = std::make_shared<group::StoreBootstrap>(group::connection_of(place.store));
-  if (open)
-    parts.announcements =
-        std::make_shared<group::StoreBootstrap>(group::connection_of(place.store));
+  parts.store = signed_keys(place.store, options.secret);
+  if (open) parts.announcements = signed_keys(place.store, options.secret);
   parts.options = std::move(options);
   parts.devices = std::move(devices);
   // Peers may come only from this machine, unless the user names an interface.

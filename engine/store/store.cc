@@ -19,6 +19,7 @@
 #include <weft/base/shortage.h>
 #include <weft/engine/store/address.h>
 #include <weft/engine/store/backoff.h>
+#include <weft/engine/store/prefix.h>
 #include <weft/engine/store/store.h>
 #include <weft/engine/tensor/tensor.h>
 
@@ -48,13 +49,6 @@ bool has_connection(const c10::intrusive_ptr<c10d::Store>& innermost) {
 struct Prefixes : c10d::PrefixStore {
   static std::string of(c10d::PrefixStore& store) { return (store.*&Prefixes::joinKey)(""); }
 };
-
-// The text that comes before each key in the innermost store.
-std::string prefix_of(const c10::intrusive_ptr<c10d::Store>& store) {
-  auto* const prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
-  if (prefix == nullptr) return "";
-  return prefix_of(prefix->getUnderlyingStore()) + Prefixes::of(*prefix);
-}
 
 // A copy of `store`, with its prefixes, over another innermost store.
 c10::intrusive_ptr<c10d::Store> over(const c10::intrusive_ptr<c10d::Store>& inner,
@@ -242,6 +236,12 @@ auto guarded(StoreConnection* connection, const std::string& what, F call) {
 }
 
 }  // namespace
+
+std::string prefix_of(const c10::intrusive_ptr<c10d::Store>& store) {
+  auto* const prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
+  if (prefix == nullptr) return "";
+  return prefix_of(prefix->getUnderlyingStore()) + Prefixes::of(*prefix);
+}
 
 Error not_set_in_time(const std::string& key) {
   return {Blame::Timeout, "key '" + key + "' of the group's store was not set in time"};

@@ -108,6 +108,46 @@ TEST_F(SignedValues, CompareSetSeesTheValuesWithin) {
   EXPECT_EQ(get("key"), bytes("two"));
 }
 
+TEST_F(SignedValues, CompareSetReplacesAnEmptyValue) {
+  EXPECT_TRUE(store.compare_set("key", {}, bytes("one")));
+  EXPECT_TRUE(store.compare_set("key", bytes("one"), {}));
+  EXPECT_EQ(get("key"), Bytes());
+  EXPECT_TRUE(store.compare_set("key", {}, bytes("two")));
+  EXPECT_EQ(get("key"), bytes("two"));
+  EXPECT_FALSE(store.compare_set("key", {}, bytes("three")));
+}
+
+TEST_F(SignedValues, WithoutASecretSignedOnesAreRefused) {
+  SignedBootstrap open(below, "", "group x");
+  open.set("key", bytes("v"));
+  EXPECT_EQ(below->get("key", Deadline::never()), bytes("v"));
+  EXPECT_EQ(open.get("key", Deadline::never()), bytes("v"));
+  EXPECT_FALSE(open.compare_set("key", {}, bytes("w")));
+  EXPECT_TRUE(open.compare_set("key", bytes("v"), bytes("w")));
+  store.set("key", bytes("v"));
+  try {
+    open.get("key", Deadline::never());
+    ADD_FAILURE() << "a signed value is read without a secret";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), AllOf(HasSubstr("'key'"), HasSubstr("is signed"),
+                                    HasSubstr("ProcessGroupOptions::secret")));
+  }
+}
+
+TEST_F(SignedValues, WorkersAreToldTheirOwnOption) {
+  SignedBootstrap workers(below, "sixteen at random", "job", SignedBootstrap::Users::Workers);
+  below->set("key", bytes("forged"));
+  try {
+    workers.get("key", Deadline::never());
+    ADD_FAILURE() << "a forged value is read";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.text(),
+                AllOf(HasSubstr("the worker that wrote it was given no secret"),
+                      HasSubstr("give all workers of the job the same rpc::Options::secret")));
+  }
+}
+
 TEST_F(SignedValues, CountersAndKeysAreTheStores) {
   EXPECT_EQ(store.add("count", 2), 2);
   EXPECT_EQ(below->add("count", 1), 3);

@@ -1,16 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // ProcessGroupOptions::secret: ranks that share it work together, and others are refused when they
 // join.
+#include <algorithm>
 #include <atomic>
+#include <memory>
 #include <mutex>
+#include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/types.h>
 
+#include <weft/engine/group/core.h>
 #include <weft/engine/group/secret.h>
 #include <weft/group.h>
 #include <weft/tests/harness/memory_bootstrap.h>
@@ -96,11 +103,11 @@ TEST_P(SecretsThatDiffer, MissingOneIsNamed) {
   expect_refused("", kSecret);
 }
 
-// A stranger has written it into the store before the ranks come.
-TEST(GroupSecrets, ForgedTableIsRefusedByName) {
+// A stranger has written the value into the store before the rank comes.
+Error error_of_forged(const std::string& place, const std::string& key, const std::string& value) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  static_cast<c10d::Store&>(*store).set("0//cpu//mesh/table", "forged");
-  const Error error = harness::error_of([&] {
+  static_cast<c10d::Store&>(*store).set(place + key, value);
+  return harness::error_of([&] {
     init_process_group({.backend = "tcp",
                         .rank = 1,
                         .world_size = 2,
@@ -109,8 +116,46 @@ TEST(GroupSecrets, ForgedTableIsRefusedByName) {
                         .device = at::kCPU,
                         .secret = kSecret});
   });
-  EXPECT_EQ(error.blame(), Blame::Caller);
-  EXPECT_THAT(error.text(), AllOf(HasSubstr("'mesh/table'"), HasSubstr("has no signature")));
+}
+
+TEST(GroupSecrets, ForgedValuesAreRefusedByName) {
+  for (const auto& [place, key, value] :
+       {std::tuple("0//cpu//", "mesh/table", "forged"),
+        std::tuple("0//", "weft/member/0", "127.0.0.1 9 token 2 cpu:tcp"),
+        std::tuple("0//", "weft/failed", "0 no memory")}) {
+    const Error error = error_of_forged(place, key, value);
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    EXPECT_THAT(error.text(),
+                AllOf(HasSubstr("'" + std::string(key) + "'"), HasSubstr("has no signature"),
+                      HasSubstr("give all ranks the same "
+                                "ProcessGroupOptions::secret")));
+    EXPECT_THAT(error.text(), Not(HasSubstr("no memory"))) << "the stranger is believed";
+    EXPECT_THAT(error.ranks(), testing::IsEmpty());
+  }
+}
+
+// A rank's last failure lies in the store, where a stranger can copy it.
+TEST(GroupSecrets, FailureOfAnEarlierLifeIsRefused) {
+  const auto shared = c10::make_intrusive<c10d::HashStore>();
+  const auto life = [&](const std::string& name) {
+    group::CoreOptions options;
+    options.name = "default";
+    options.secret = kSecret;
+    options.store = c10::make_intrusive<c10d::PrefixStore>(
+        "0/", c10::make_intrusive<c10d::PrefixStore>(name, shared));
+    options.own_store = options.store;
+    return options;
+  };
+  const group::CoreOptions first = life("life2"), next = life("life3");
+  group::tell_failure(first, Error(Blame::Busy, "no memory"));
+  EXPECT_THAT(
+      group::to_text(group::signed_store_of(life("life2")).get("weft/failed", Deadline::never())),
+      HasSubstr("no memory"));
+  next.store->set("weft/failed", first.store->get("weft/failed"));
+  EXPECT_THAT(harness::error_of([&] {
+                group::signed_store_of(next).get("weft/failed", Deadline::never());
+              }).text(),
+              HasSubstr("was not signed with this rank's secret"));
 }
 
 TEST(GroupSecrets, ShortOnesAreRefused) {
@@ -190,6 +235,64 @@ TEST(GroupSecrets, BackendsThatDoNotAskForItSaySo) {
   if (std::exchange(is_known, true)) return;
   EXPECT_THAT(said, HasSubstr("the backend 'gloo' leaves connections to its library"));
   EXPECT_EQ(said_by_guard("gloo", "127.0.0.1", kSecret), "") << "it is said again";
+}
+
+// The values of backends that leave connections to a library: NCCL's id, the addresses of Gloo.
+TEST(GroupSecrets, EveryBackendReadsSignedValuesOnly) {
+  for (const auto& [name, make] : transport::backends()) {
+    const std::string backend(name);
+    std::shared_ptr<transport::Transport> opened;
+    try {
+      opened = transport::open(backend);
+    } catch (const Error&) {
+      continue;  // not on this machine
+    }
+    const auto store = std::make_shared<harness::MemoryBootstrap>();
+    transport::JoinOptions join;
+    join.size = 2;
+    join.group_name = "x";
+    join.secret = kSecret;
+    join.store = store;
+    group::guard(join, *opened, "cuda/");
+    store->set("nccl_id", group::to_bytes("forged"));
+    const Error error = harness::error_of([&] { join.store->get("nccl_id", Deadline::never()); });
+    EXPECT_EQ(error.blame(), Blame::Caller) << backend;
+    EXPECT_THAT(error.text(), HasSubstr("'nccl_id'")) << backend;
+  }
+}
+
+// A stranger has erased the key by which a rank says that it runs Weft.
+class ErasedKey final : public c10d::HashStore {
+ public:
+  bool check(const std::vector<std::string>& keys) override {
+    const bool is_erased = std::ranges::any_of(keys, [](const std::string& key) {
+      return key.find("weft/member/1") != std::string::npos;
+    });
+    return !is_erased && HashStore::check(keys);
+  }
+};
+
+TEST(GroupSecrets, LaterGroupsDoNotMeetInTheJobsStore) {
+  try {
+    static_cast<void>(transport::open("gloo"));
+  } catch (const Error& error) {
+    GTEST_SKIP() << error.text();
+  }
+  const auto store = c10::make_intrusive<ErasedKey>();
+  harness::run_threads(2, [&](int rank) {
+    ProcessGroup group = init_process_group({.backend = "gloo",
+                                             .rank = rank,
+                                             .world_size = 2,
+                                             .store = store,
+                                             .device = at::kCPU,
+                                             .secret = kSecret});
+    EXPECT_TRUE(group::kept_by_members(group::Core::of(group).options))
+        << "the ranks meet where a stranger can write";
+    ProcessGroup part = group.split(0, rank);
+    at::Tensor sum = at::ones({4});
+    part.all_reduce(sum).wait();
+    EXPECT_TRUE(sum.equal(at::full({4}, 2.0)));
+  });
 }
 
 }  // namespace

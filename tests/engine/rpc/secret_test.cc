@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options::secret: a peer that does not know it is refused after its first message.
-#include <barrier>
-#include <thread>
+// Options::secret: a peer that does not know it is refused after its first message, and so are
+// values in the job's store that a process without it has written.
+#include <atomic>
+#include <string>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/types.h>
 
+#include <weft/engine/call/announcements.h>
+#include <weft/engine/store/store.h>
 #include <weft/tests/engine/rpc/stranger.h>
 #include <weft/tests/engine/rpc/workers.h>
 
@@ -34,6 +39,9 @@ using harness::run_alone;
 using harness::run_workers;
 using harness::Setting;
 using harness::Stranger;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
 using transport::Nonce;
 using transport::Side;
 using namespace std::chrono_literals;
@@ -54,45 +62,32 @@ TEST_P(Secret, WorkersThatShareItCallEachOther) {
       {.secret = "a long and random text"});
 }
 
-// Both workers have a secret, so only the challenge finds that they differ.
-class SecretMismatch : public testing::TestWithParam<std::string> {};
-
-TEST_P(SecretMismatch, IsACallerErrorNamingTheOption) {
-  guarded::runs = 0;
-  std::barrier together(3);
-  run_alone({As::Threads, GetParam(), 3}, [&](rpc::Options options) {
-    options.secret = *options.rank == 0 ? "one text at random" : "another at random";
-    rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
-    const int wrong = agent.self().rank == 0 ? 1 : 0;
-    for (int again = 0; again < 2; ++again) {
-      const auto error = error_of([&] { agent.sync<&guarded::plus>(wrong, 1, 2); });
-      EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
-      EXPECT_NE(error.text().find("give all workers of the job the same rpc::Options::secret"),
-                std::string::npos)
-          << error.what();
-    }
-    EXPECT_EQ(error_of([&] { agent.remote<&guarded::own>(wrong, 1).created().get(); }).blame(),
-              Blame::Caller);
-    EXPECT_EQ(guarded::runs, 0) << "a call without the secret has run";
-    while (agent.debug_info().calls_waiting > 0)
-      std::this_thread::yield();  // the reference's end is being retried
-    together.arrive_and_wait();
-    agent.leave();
+// Joins all workers, of which rank `odd` has the one secret and the others have the other. All must
+// fail at once, with the remedy.
+void expect_refused(const Setting& setting, int odd, const std::string& one,
+                    const std::string& other) {
+  run_alone(setting, [&](rpc::Options options) {
+    options.secret = *options.rank == odd ? one : other;
+    const auto error =
+        error_of([&] { rpc::init("worker" + std::to_string(*options.rank), options); });
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    EXPECT_THAT(error.text(),
+                AllOf(HasSubstr("the value of '"),
+                      HasSubstr("give all workers of the job the same rpc::Options::secret"),
+                      Not(HasSubstr("at random"))));
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, SecretMismatch, testing::Values("inproc", "shm", "tcp"),
-                         [](const auto& transport) { return transport.param; });
+TEST_P(Secret, DifferentSecretsFailJoining) {
+  for (const int odd : {0, 1})
+    expect_refused(GetParam(), odd, "one text at random", "another at random");
+}
 
 TEST_P(Secret, MissingSecretFailsJoining) {
-  run_alone(GetParam(), [](rpc::Options options) {
-    if (*options.rank == 1) options.secret = "a text of only mine";
-    const auto error =
-        error_of([&] { rpc::init("worker" + std::to_string(*options.rank), options); });
-    EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_NE(error.text().find("worker1 (rank 1) was given a secret and"), std::string::npos)
-        << error.what();
-  });
+  for (const int odd : {0, 1}) {
+    expect_refused(GetParam(), odd, "one text at random", "");
+    expect_refused(GetParam(), odd, "", "one text at random");
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -136,6 +131,125 @@ TEST(SecretOfOpenJobs, MissingSecretFailsJoining) {
   second.shutdown();
   first.shutdown();
 }
+
+// --- Values that a stranger writes into the job's store ---
+
+// The part of the store in which workers that are given the store keep the job's keys.
+group::StoreBootstrap keys_of(const c10::intrusive_ptr<c10d::Store>& store) {
+  return group::StoreBootstrap(c10::make_intrusive<c10d::PrefixStore>("rpc", store));
+}
+
+template <class T>
+transport::Bootstrap::Bytes bytes_of(const T& value) {
+  const auto encoded = codec::Writer().write([&](codec::Packer& packer) { packer.pack(value); });
+  const auto* begin = reinterpret_cast<const std::byte*>(encoded.body.data());
+  return {begin, begin + encoded.body.size()};
+}
+
+call::WorkerRecord forged_record(call::Standing standing, call::Generation generation) {
+  call::WorkerRecord record;
+  record.name = "worker1";
+  record.rank = 1;
+  record.offers = {{"tcp", "127.0.0.1:9"}};
+  record.has_secret = true;
+  record.standing = static_cast<int>(standing);
+  record.generation = generation;
+  record.why = "a stranger says so";
+  return record;
+}
+
+void expect_names(const Error& error, const std::string& key) {
+  EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+  EXPECT_THAT(error.text(),
+              AllOf(HasSubstr("the value of '" + key + "' in the store has no signature"),
+                    HasSubstr("a process outside the job has written it"),
+                    HasSubstr("give all workers of the job the same rpc::Options::secret")));
+  EXPECT_THAT(error.text(), Not(HasSubstr("a stranger says so"))) << "the stranger is believed";
+}
+
+class ForgedValues : public testing::TestWithParam<std::string> {
+ protected:
+  // A value that workers without a secret believe.
+  static transport::Bootstrap::Bytes value_of(const std::string& key) {
+    if (key == "size") return group::to_bytes("0 7");
+    if (key == "worker/2") return bytes_of(forged_record(call::Standing::Joined, 0));
+    return group::to_bytes("a stranger says so");
+  }
+};
+
+TEST_P(ForgedValues, AreRefusedByName) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  keys_of(store).set(GetParam(), value_of(GetParam()));
+  // Workers read these while one of them is missing.
+  const bool is_read_by_waiting = GetParam() == "worker/2" || GetParam() == "refused";
+  harness::run_threads(2, [&](int rank) {
+    expect_names(error_of([&] {
+                   rpc::init("worker" + std::to_string(rank),
+                             {.rank = rank,
+                              .world_size = is_read_by_waiting ? 3 : 2,
+                              .store = store,
+                              .transports = {"inproc"},
+                              .secret = "sixteen and mine"});
+                 }),
+                 GetParam());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, ForgedValues, testing::Values("token", "size", "refused", "worker/2"),
+                         [](const auto& key) {
+                           return key.param == "worker/2" ? "worker" : key.param;
+                         });
+
+class ForgedNews : public testing::Test {
+ protected:
+  rpc::Agent join(int rank) {
+    return rpc::init(
+        "worker" + std::to_string(rank),
+        {.rank = rank, .store = store, .transports = {"inproc"}, .secret = "sixteen and mine"});
+  }
+  c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+};
+
+// The workers that the stranger calls lost stay, and news behind it is heard.
+TEST_F(ForgedNews, LossIsPassedOver) {
+  rpc::Agent first = join(0), second = join(1);
+  std::atomic<int> lost{0}, joined{0};
+  first.on_worker_lost([&](const rpc::WorkerInfo&, const Error&) { ++lost; });
+  first.on_worker_joined([&](const rpc::WorkerInfo& worker) { joined += worker.rank; });
+  const int before = joined;
+  const call::Announcement loss{static_cast<int>(call::Standing::Lost),
+                                {"worker1", 1},
+                                second.shared_core()->identity().generation,
+                                "a stranger says so"};
+  for (const int number : {3, 4})  // each of the two has announced itself
+    keys_of(store).set("announcement/" + std::to_string(number), bytes_of(loss));
+  rpc::Agent third = join(2);
+  EXPECT_TRUE(harness::comes_true([&] { return joined >= before + 2; })) << "no news is heard";
+  EXPECT_EQ(lost, 0);
+  EXPECT_EQ(second.sync<&guarded::plus>(2, 1, 2), 3);
+  EXPECT_EQ(first.sync<&guarded::plus>(1, 1, 2), 3);
+  third.leave();
+  second.leave();
+  first.leave();
+}
+
+TEST_F(ForgedNews, RecordIsRefusedByName) {
+  rpc::Agent first = join(0), second = join(1);
+  EXPECT_EQ(first.sync<&guarded::plus>(1, 1, 2), 3);
+  const auto right = keys_of(store).get("worker/1", Deadline::never());
+  for (const auto standing : {call::Standing::Lost, call::Standing::Joined}) {
+    keys_of(store).set("worker/1", bytes_of(forged_record(standing, 5)));
+    expect_names(error_of([&] { join(2); }), "worker/1");
+    expect_names(error_of([&] { first.workers(); }), "worker/1");
+    EXPECT_EQ(first.sync<&guarded::plus>(1, 1, 2), 3) << "the stranger ends a connection";
+  }
+  keys_of(store).set("worker/1", right);
+  EXPECT_EQ(join(2).sync<&guarded::plus>(1, 1, 2), 3);
+  second.leave();
+  first.leave();
+}
+
+// --- Strangers that connect ---
 
 constexpr std::string_view kPurpose = "weft rpc challenge 1";  // as docs/wire.md says
 const std::string kSecret = "a secret of the agent and no stranger";
