@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <atomic>
 #include <memory>
 #include <set>
 
@@ -16,26 +15,16 @@ namespace weft::group {
 
 namespace {
 
-void say_open(const transport::JoinOptions& join) {
-  static std::atomic<bool> is_said{false};
-  const std::string address =
-      join.interface_address.empty() ? default_address() : join.interface_address;
-  if (is_loopback(address) || is_said.exchange(true)) return;
-  const std::string text =
-      "group '" + join.group_name + "' listens on " + address +
-      " and has neither a secret nor TLS: any process that reaches its store and its ports can "
-      "join it (ProcessGroupOptions::secret; WEFT_TLS_CERT)";
-  join.rank == 0 ? log::warn(text) : log::info(text);  // of a job's ranks only one warns
+// True for the first call with the text.
+bool is_new(const std::string& text) {
+  static Mutex mutex;
+  static std::set<std::string> said;
+  MutexLock lock(mutex);
+  return said.insert(text).second;
 }
 
 void warn_once(const std::string& text) {
-  static Mutex mutex;
-  static std::set<std::string> said;
-  {
-    MutexLock lock(mutex);
-    if (!said.insert(text).second) return;
-  }
-  log::warn(text);
+  if (is_new(text)) log::warn(text);
 }
 
 // Warns that a backend leaves connections to its library.
@@ -56,6 +45,16 @@ void warn_of(const std::string& backend, bool has_secret, bool has_tls) {
 
 }  // namespace
 
+void say_open(const std::string& who, const std::string& address, const std::string& danger,
+              const std::string& option, bool warns) {
+  if (tls_files().given() || is_loopback(address) || !is_new(danger)) return;
+  const std::string text = who + " listens on " + address +
+                           " and has neither a secret nor TLS: any process that reaches its store "
+                           "and its ports can " +
+                           danger + " (" + option + "; WEFT_TLS_CERT)";
+  warns ? log::warn(text) : log::info(text);
+}
+
 // The scope is the group's place in the job's store, also where the group has moved to a store that
 // a rank keeps. All ranks know it, and an earlier life of the group had another.
 transport::SignedBootstrap signed_store_of(const CoreOptions& group) {
@@ -66,7 +65,11 @@ void guard(transport::JoinOptions& join, transport::Transport& backend, const st
   if (join.size == 1) return;
   const bool has_secret = !join.secret.empty();
   const bool has_tls = tls_files().given();
-  if (!has_secret && !has_tls) say_open(join);
+  if (!has_secret && !has_tls) {
+    say_open("group '" + join.group_name + "'",
+             join.interface_address.empty() ? default_address() : join.interface_address, "join it",
+             "ProcessGroupOptions::secret", join.rank == 0);
+  }
   if (!backend.asks_for_secret()) warn_of(std::string(backend.name()), has_secret, has_tls);
   if (!has_secret) return;
   join.store = std::make_shared<transport::SignedBootstrap>(join.store, join.secret,

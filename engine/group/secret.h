@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ProcessGroupOptions::secret and TLS where a group joins its job and a backend.
+// ProcessGroupOptions::secret and TLS where a group joins its job and a backend, and what is said
+// where there is neither.
 #pragma once
 
 #include <string>
@@ -20,5 +21,11 @@ transport::SignedBootstrap signed_store_of(const CoreOptions& group);
 // once a process, that the group listens where other machines reach it. `prefix` tells the store's
 // keys from those of the group's other communicators.
 void guard(transport::JoinOptions& join, transport::Transport& backend, const std::string& prefix);
+
+// Says, once a process for each danger, that `who` listens on an address that other machines reach,
+// unless this process has TLS. Others can then do what `danger` says ("join it"), and `option`
+// keeps them out. `warns`: of a job's ranks only one warns.
+void say_open(const std::string& who, const std::string& address, const std::string& danger,
+              const std::string& option, bool warns);
 
 }  // namespace weft::group

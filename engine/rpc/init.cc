@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <map>
 #include <sstream>
 
@@ -13,6 +14,7 @@
 #include <weft/engine/call/directory.h>
 #include <weft/engine/call/fixed_job.h>
 #include <weft/engine/call/numbers.h>
+#include <weft/engine/group/secret.h>
 #include <weft/engine/instruments/instruments.h>
 #include <weft/engine/rendezvous/launcher_variables.h>
 #include <weft/engine/rendezvous/rendezvous.h>
@@ -136,6 +138,15 @@ std::shared_ptr<transport::SignedBootstrap> signed_keys(
       group::prefix_of(store), transport::SignedBootstrap::Users::Workers);
 }
 
+// An agent without transports between machines cannot be reached from another one.
+void say_open_agent(const WorkerInfo& self, const std::string& address,
+                    const std::vector<std::string>& transports) {
+  const auto is_local = [](const std::string& one) { return one == "inproc" || one == "shm"; };
+  if (address.empty() || (!transports.empty() && std::ranges::all_of(transports, is_local))) return;
+  group::say_open("worker '" + self.name + "'", address, "join its job and call its functions",
+                  "rpc::Options::secret", self.rank <= 0);
+}
+
 }  // namespace
 
 Agent init(const std::string& name, Options options) {
@@ -197,6 +208,7 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   const auto& interfaces = config().socket_interfaces;
   const std::string address =
       interfaces.empty() ? "" : group::address_of_interface(interfaces.front());
+  if (parts.options.secret.empty()) say_open_agent(parts.self, address, parts.options.transports);
   const auto store = parts.store;
   const auto kept = parts.kept;
   parts.make_references = [](call::AgentCore& core) {
