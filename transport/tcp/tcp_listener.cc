@@ -24,6 +24,8 @@ namespace {
 constexpr int kBacklog = 4096;         // the kernel's own limit is often lower
 constexpr std::size_t kGuests = 1024;  // sockets without a greeting or a complete connection
 constexpr int kTakenInOneTurn = 64;
+// A guest that has been here for so long makes room if the process has no descriptor left.
+constexpr auto kRoom = std::chrono::seconds(1);
 
 constexpr int kWarnings = 16;  // of a listener, about peers that do not agree on TLS
 
@@ -86,10 +88,12 @@ class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
     EventLoop::Registration timer;
     bool shakes_hands = false;
     bool greeted = false;  // but its connection is incomplete
+    Deadline makes_room = Deadline::in(kRoom);
   };
 
   void watch(std::size_t door);
   void accept_at(std::size_t door);
+  bool makes_room();
   void pause(std::size_t door, int number);
   void receive(Descriptor socket);
   void await(std::uint64_t key, std::uint32_t events);
@@ -173,17 +177,28 @@ void TcpListener::Entrance::accept_at(std::size_t door) {
       continue;
     }
     if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-    if (is_shortage(errno)) return pause(door, errno);
+    if (const int number = errno; is_shortage(number)) {
+      if (makes_room()) continue;
+      return pause(door, number);
+    }
     // Any other error concerns the connecting peer alone: it has gone again, or a firewall
     // interferes.
   }
 }
 
-// Stops watching for a while: a waiting peer keeps the socket readable, so the loop would spin.
+// Puts out the guest that has waited longest, if it has waited for long.
+bool TcpListener::Entrance::makes_room() {
+  if (guests_.empty() || !guests_.begin()->second.makes_room.passed()) return false;
+  put_out(guests_.begin()->first, "this process has no descriptor left for others");
+  return true;
+}
+
+// Stops watching for a while: a waiting peer keeps the socket readable, so the loop would spin. As
+// long as there are guests, they are the reason, and soon make room.
 void TcpListener::Entrance::pause(std::size_t door, int number) {
   const auto loop = loop_.lock();
   if (!loop || closed_) return;
-  if (!std::exchange(short_of_something_, true)) {
+  if (guests_.empty() && !std::exchange(short_of_something_, true)) {
     const Error why = system_error(
         Blame::Busy,
         "tcp: cannot accept connections at " + local_end(doors_[door].socket).text() + " for now",

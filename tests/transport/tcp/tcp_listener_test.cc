@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <weft/base/log.h>
+#include <weft/tests/harness/few_descriptors.h>
 #include <weft/tests/transport/tcp/streams.h>
 #include <weft/transport/tcp/greeting.h>
 
@@ -209,6 +210,27 @@ TEST(TcpListener, AcceptsAfterADescriptorShortage) {
   const auto accepted = lobby.take();
   EXPECT_TRUE(accepted);
   EXPECT_EQ(warnings, 1) << "the warning must be logged once";
+}
+
+TEST(TcpListener, SilentStrangersMakeRoomForAPeer) {
+  std::atomic<int> warnings{0};
+  const log::Capture capture([&](LogLevel level, std::string_view text) {
+    if (level == LogLevel::Warn && text.find("cannot accept") != std::string_view::npos) ++warnings;
+  });
+  const auto loop = make_loop();
+  Settings settings;
+  settings.greeting = std::chrono::minutes(10);  // the timer must not be the reason
+  Lobby lobby(loop, "127.0.0.1", settings);
+  std::vector<Descriptor> strangers;
+  for (int i = 0; i < 50; ++i) strangers.push_back(raw_connect(lobby.port()));
+  End early(loop, dial(loop, lobby.address()));  // it comes behind them
+  End first(loop, lobby.take());
+  const harness::FewDescriptors few(1);  // for the dialling side
+  End a(loop, dial(loop, lobby.address()));
+  End b(loop, lobby.take());
+  a.send("ping");
+  EXPECT_EQ(b.take(4), "ping");
+  EXPECT_EQ(warnings, 0) << "the listener lacks descriptors, although strangers have them";
 }
 
 TEST(TcpListener, WarnsOfAddressesItCannotListenAt) {

@@ -355,8 +355,8 @@ TEST(TlsHandshake, HasATimeLimit) {
 }
 
 TEST(TlsHandshake, ManyHalfOpenOnesKeepNobodyOut) {
-  constexpr std::size_t kMany = 200;
-  if (!may_have_descriptors(3 * kMany)) GTEST_SKIP() << "too few descriptors";
+  constexpr std::size_t kMany = 1'000;
+  if (!may_have_descriptors(2 * kMany + 200)) GTEST_SKIP() << "too few descriptors";
   Authority authority;
   const Settings settings = with(credentials(authority.issue()));
   const Log log;
