@@ -269,18 +269,18 @@ void compare_nested(weft::bench::Report& report, const std::string& self) {
 
 void compare_chains(weft::bench::Report& report, const std::string& self) {
   std::string why_not;
-  const auto hosts = weft::bench::DelayedHosts::make(1 + kChainWorkers, kOneWay, why_not);
+  const auto hosts =
+      weft::bench::DelayedHosts::make(1 + kChainWorkers, {.one_way = kOneWay}, why_not);
   if (!hosts) return report.note("chains with a delayed link are not measured: " + why_not);
   const std::string interface = weft::bench::DelayedHosts::kInterface;
   for (const std::string chain : kChains) {
     if (!report.wants(chain)) continue;
-    std::vector<Setting> settings{
-        {"weft tcp", hosts->with_a_host_each({self, "--worker", "chain", chain})}};
+    std::vector<Setting> settings{{"weft tcp", hosts->wrap({self, "--worker", "chain", chain}, 1)}};
     if (const char* python = std::getenv("WEFT_BENCH_PYTHON")) {
-      settings.push_back(
-          {"torch.distributed.rpc",
-           hosts->with_a_host_each({python, std::string(RPC_BENCH_SOURCES) + "/rpc_python.py",
-                                    chain, "8", "1", std::to_string(kChainSamples), "1"})});
+      settings.push_back({"torch.distributed.rpc",
+                          hosts->wrap({python, std::string(RPC_BENCH_SOURCES) + "/rpc_python.py",
+                                       chain, "8", "1", std::to_string(kChainSamples), "1"},
+                                      1)});
     }
     run_rounds(chain, 8, settings, 1 + kChainWorkers, report,
                {{"MASTER_ADDR", weft::bench::DelayedHosts::address(0)},
