@@ -4,9 +4,9 @@
 // steps). Only the data that a host does not have crosses the network: of an all_reduce over h
 // hosts, each host sends and receives 2 (h - 1) / h of the bytes, as in a ring of hosts.
 //
-// Chunks begin in order, and at most kWindow are under way (the `turn` of a stage). So a message
-// that a rank cannot receive yet never holds up one that it waits for: all messages of earlier
-// chunks have been sent on that connection before, or do not depend on the waiting one.
+// Chunks begin in order, and at most kChunksUnderWay are under way (the `turn` of a stage). So a
+// message that a rank cannot receive yet never holds up one that it waits for: all messages of
+// earlier chunks have been sent on that connection before, or do not depend on the waiting one.
 #pragma once
 
 #include <array>
@@ -34,6 +34,9 @@ class Levels {
  protected:
   // Chunks of the stages' own algorithms: each stage takes its memory as one.
   static constexpr std::size_t kWhole = std::size_t{1} << 62;
+  // More than kWindow: a chunk spends longer on its way over the network and waiting for its turn
+  // on the hosts' processors than the network needs to send it. Measured: `./dev bench hosts`.
+  static constexpr std::size_t kChunksUnderWay = 8;
 
   static std::byte* address(const Slice& slice) { return static_cast<std::byte*>(slice.data); }
   static Slice slice_at(std::byte* data, std::size_t bytes) {
@@ -98,17 +101,17 @@ class Levels {
 
 template <class Function>
 void Levels::in_turn(std::size_t chunks, const Function& function) {
-  std::array<Index, kWindow> ends;
+  std::array<Index, kChunksUnderWay> ends;
   ends.fill(Plan::kNone);
   Index turn = Plan::kNone;
   for (std::size_t k = 0; k < chunks; ++k) {
     // A step releases those that wait for it in the reverse order, so this chunk's sends before the
     // turn of the next.
-    const Index before = ends[(k + 1) % kWindow];
+    const Index before = ends[(k + 1) % kChunksUnderWay];
     const Index next = before == Plan::kNone ? turn : plan_.both(turn, before);
     const Index first = plan_.next();
     function(k, turn);
-    ends[k % kWindow] = plan_.all_since(first, turn, /*with_sends=*/true);
+    ends[k % kChunksUnderWay] = plan_.all_since(first, turn, /*with_sends=*/true);
     turn = next;
   }
 }

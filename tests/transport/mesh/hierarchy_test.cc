@@ -379,5 +379,22 @@ TEST(Hierarchy, SmallCollectivesTakeFewTripsOverTheNetwork) {
   }
 }
 
+// The network is not idle while the first chunks are on their way.
+TEST(Hierarchy, EightChunksAreUnderWayAtOnce) {
+  const Layout layout(Hosts{0, 0, 1, 1});
+  constexpr std::size_t kCount = 512;
+  for (const std::size_t chunks : {8u, 9u}) {
+    World world(layout, 4, 0);
+    for (int rank = 0; rank < 4; ++rank) {
+      world.of(rank).data = numbers_of(rank, kCount * chunks);
+      world.of(rank).outputs.assign(4, world.of(rank).data);
+    }
+    world.plan(call_of(Kind::AllGather, kCount * chunks), {Algorithm::Slices, kCount * 4});
+    world.run();
+    world.expect_all_done();
+    EXPECT_EQ(world.trips, chunks == 8 ? 1 : 2) << chunks;
+  }
+}
+
 }  // namespace
 }  // namespace weft::transport::mesh
