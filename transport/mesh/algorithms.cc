@@ -100,15 +100,16 @@ void all_reduce_direct(Plan& plan, const Job& job, Scratch& scratch) {
   std::byte* const data = address(job.data);
   std::size_t bytes = job.data.bytes;
   const std::byte* own = data;
-  const std::byte* sent = job.wide;
+  const std::byte* sent = job.from;
   Index copied = Plan::kNone;
   if (sent == nullptr) {
     std::byte* const copy = plan.scratch(bytes, scratch);
     copied = copy_first(plan, copy, data, bytes);
     sent = copy;
   } else {
-    own = job.wide;
-    bytes = bytes / size_of(job.call.dtype) * sizeof(float);
+    own = job.from;
+    if (job.precision == Precision::Narrows)
+      bytes = bytes / size_of(job.call.dtype) * sizeof(float);
   }
   for_each_peer_in_turn(job, [&](int peer) { plan.after(copied, plan.send(peer, sent, bytes)); });
   const Index sum = plan.fold({.own = own,

@@ -25,10 +25,11 @@ struct Job {
   int averaged = 0;
   // In a stage: where a Direct reduce puts its result; null: in `data`.
   std::byte* result = nullptr;
-  // In a stage: Direct reductions and reduce_scatter may widen or narrow. A Direct all_reduce that
-  // narrows reads the fp32 numbers at `wide`, which stay as they are, and writes to `data`.
+  // In a stage: Direct reductions and reduce_scatter may widen or narrow.
   Precision precision = Precision::Whole;
-  const std::byte* wide = nullptr;
+  // In a stage: a Direct all_reduce reads the numbers here, which stay as they are and are fp32 if
+  // it narrows, and writes to `data`; null: it reads `data`.
+  const std::byte* from = nullptr;
 };
 
 // Writes the plan. Requires that `choice` is an algorithm of the collective's kind.

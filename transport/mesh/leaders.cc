@@ -46,7 +46,7 @@ void Leaders::all_reduce(Kind kind) {
   if (leads) {
     Job exchange = between_hosts(kind);
     exchange.data = job_.data;
-    exchange.wide = address(partial);
+    exchange.from = address(partial);
     exchange.precision = last();
     exchange.averaged = job_.ranks;
     const bool doubles = layout_.hosts() >= kManyHosts && !widens_;

@@ -30,8 +30,11 @@ class Slices : Levels {
   void reduce(std::size_t chunk_bytes);
 
  private:
-  // Reduces the shares of this host; this rank's goes to `partial`.
-  Index reduce_here(std::span<const Slice> all, const Slice& partial, Index turn);
+  // Reduces the shares of this host; this rank's goes to `partial`, which is written once `ready`.
+  Index reduce_here(std::span<const Slice> all, const Slice& partial, Index ready, Index turn);
+  // Gives each rank of this host the shares of the others.
+  void hand_out(std::span<const Slice> all, Index ready, Index turn);
+  void swap_sums(std::size_t chunk_bytes);
   // The part of a partial result of `numbers` that belongs to `memory`.
   Slice part_of(const Slice& partial, const Slice& numbers, const Slice& memory) const {
     const auto begin = static_cast<std::size_t>(address(memory) - address(numbers));
@@ -66,14 +69,15 @@ std::vector<Slice> Slices::shares(const Slice& chunk) const {
   return all;
 }
 
-Index Slices::reduce_here(std::span<const Slice> all, const Slice& partial, Index turn) {
+Index Slices::reduce_here(std::span<const Slice> all, const Slice& partial, Index ready,
+                          Index turn) {
   const Slice& mine = all[static_cast<std::size_t>(place_)];
   if (is_alone()) return widens_ ? widen(mine, partial) : Plan::kNone;
   Job sum = on_host(Kind::ReduceScatter);
   sum.inputs = all;
   sum.data = partial;
   sum.precision = first();
-  return add(mates_, sum, {Algorithm::Blocks, kWhole}, Plan::kNone, turn);
+  return add(mates_, sum, {Algorithm::Blocks, kWhole}, ready, turn);
 }
 
 template <class Function>
@@ -112,6 +116,7 @@ Index Slices::reduce_pieces(int slice, std::span<const Slice> pieces, const Slic
 }
 
 void Slices::all_reduce(std::size_t chunk_bytes) {
+  if (layout_.hosts() == 2 && !widens_) return swap_sums(chunk_bytes);
   // Not Halving: it waits for one peer before it receives from the next, so two slices or chunks
   // between the same ranks could wait for each other.
   const Choice choice{layout_.hosts() < kManyHosts ? Algorithm::Blocks : Algorithm::Ring, kWhole};
@@ -119,7 +124,7 @@ void Slices::all_reduce(std::size_t chunk_bytes) {
     const auto all = shares(chunk);
     const Slice& mine = all[static_cast<std::size_t>(place_)];
     const Slice partial = widens_ ? partial_of(mine) : mine;
-    const Index summed = reduce_here(all, partial, turn);
+    const Index summed = reduce_here(all, partial, Plan::kNone, turn);
     const Index first_step = plan_.next();
     for_each_own(chunk, [&](int slice, const Slice& memory) {
       if (widens_) {
@@ -137,13 +142,48 @@ void Slices::all_reduce(std::size_t chunk_bytes) {
       exchange.averaged = job_.ranks;
       add(layout_.owners(slice), exchange, choice, summed, turn);
     });
-    const Index ready = plan_.all_since(first_step, summed, /*with_sends=*/false);
-    if (is_alone()) return;
-    Job result = on_host(Kind::AllGather);
-    result.data = mine;
-    result.outputs = all;
-    add(mates_, result, {Algorithm::Direct, kWhole}, ready, turn);
+    hand_out(all, plan_.all_since(first_step, summed, /*with_sends=*/false), turn);
   });
+}
+
+// Two hosts send each other their sums: as many bytes as in halves whose results go back, in one
+// trip. A sum waits to be sent while the result is written already, so it has memory of its own,
+// which a later chunk uses again when this one has ended.
+void Slices::swap_sums(std::size_t chunk_bytes) {
+  std::array<Slice, kChunksUnderWay> spare;
+  std::size_t k = 0;
+  for_each_chunk(job_.data, chunk_bytes, [&](const Slice& chunk, Index turn) {
+    const auto all = shares(chunk);
+    const Slice& mine = all[static_cast<std::size_t>(place_)];
+    Slice& memory_of_sum = spare[k++ % kChunksUnderWay];
+    if (memory_of_sum.bytes < mine.bytes)
+      memory_of_sum = slice_at(plan_.scratch(mine.bytes, scratch_), mine.bytes);
+    const Slice sum = memory_of_sum.part(0, mine.bytes);
+    Index summed = turn;
+    if (is_alone()) {
+      summed = plan_.copy(address(sum), address(mine), mine.bytes);
+      plan_.after(turn, summed);
+    } else {
+      summed = reduce_here(all, sum, turn, turn);
+    }
+    const Index first_step = plan_.next();
+    for_each_own(chunk, [&](int slice, const Slice& memory) {
+      Job exchange = between_hosts(Kind::AllReduce);
+      exchange.data = memory;
+      exchange.from = address(part_of(sum, mine, memory));
+      exchange.averaged = job_.ranks;
+      add(layout_.owners(slice), exchange, {Algorithm::Direct}, summed, turn);
+    });
+    hand_out(all, plan_.all_since(first_step, summed, /*with_sends=*/false), turn);
+  });
+}
+
+void Slices::hand_out(std::span<const Slice> all, Index ready, Index turn) {
+  if (is_alone()) return;
+  Job result = on_host(Kind::AllGather);
+  result.data = all[static_cast<std::size_t>(place_)];
+  result.outputs = all;
+  add(mates_, result, {Algorithm::Direct, kWhole}, ready, turn);
 }
 
 // On root's host all ranks get a chunk; each sends its slice to the other hosts.
@@ -167,12 +207,7 @@ void Slices::broadcast(std::size_t chunk_bytes) {
       add(layout_.owners(slice), exchange, between, here, turn);
     });
     ready = plan_.all_since(first, here, /*with_sends=*/false);
-    if (is_first || is_alone()) return;
-    const auto all = shares(chunk);
-    Job result = on_host(Kind::AllGather);
-    result.data = all[static_cast<std::size_t>(place_)];
-    result.outputs = all;
-    add(mates_, result, {Algorithm::Direct, kWhole}, ready, turn);
+    if (!is_first) hand_out(shares(chunk), ready, turn);
   });
 }
 
@@ -186,7 +221,7 @@ void Slices::reduce(std::size_t chunk_bytes) {
     const bool keeps = !is_root && (widens_ || !is_alone());
     const Slice out = keeps ? slice_at(plan_.scratch(mine.bytes, scratch_), mine.bytes) : mine;
     const Slice partial = widens_ ? partial_of(mine) : out;
-    const Index summed = reduce_here(all, partial, turn);
+    const Index summed = reduce_here(all, partial, Plan::kNone, turn);
     const Index first_step = plan_.next();
     for_each_own(chunk, [&](int slice, const Slice& memory) {
       const auto begin = static_cast<std::size_t>(address(memory) - address(mine));

@@ -396,5 +396,21 @@ TEST(Hierarchy, EightChunksAreUnderWayAtOnce) {
   }
 }
 
+// Two hosts swap their sums: there is no second trip that brings results back.
+TEST(Hierarchy, LargeAllReduceOfTwoHostsTakesOneTripAChunk) {
+  for (const Hosts& hosts : {Hosts{0, 0, 1, 1}, Hosts{0, 0, 0, 1}}) {
+    SCOPED_TRACE(text_of(hosts));
+    const Layout layout(hosts);
+    const int ranks = static_cast<int>(hosts.size());
+    constexpr std::size_t kCount = 512;
+    World world(layout, ranks, 0);
+    for (int rank = 0; rank < ranks; ++rank) world.of(rank).data = numbers_of(rank, kCount);
+    world.plan(call_of(Kind::AllReduce, kCount), {Algorithm::Slices, kCount * 4});
+    world.run();
+    world.expect_all_done();
+    EXPECT_EQ(world.trips, 1);
+  }
+}
+
 }  // namespace
 }  // namespace weft::transport::mesh
