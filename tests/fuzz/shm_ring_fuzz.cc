@@ -3,6 +3,7 @@
 // ring, and reports the ring as broken if the words are impossible. The input consists of records
 // of 10 bytes: an event, its argument, a number.
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -14,14 +15,23 @@
 namespace weft::transport::shm {
 namespace {
 
-constexpr std::size_t kCapacity = 1024;
+constexpr std::size_t kSmall = 1024;
+constexpr std::size_t kCapacity = 4096;
+constexpr std::size_t kPage = 65536;  // at most: only whole pages can be allocated
 constexpr std::size_t kRecord = 10;
 
-// The words as the peer sees them, and twice the ring's bytes, as the segment maps them. (Here the
-// second half is separate memory, which does not change the memory that may be accessed.)
+// The words as the peer sees them, and twice the bytes of the small and the large ring, as the
+// segment maps them. (Here the second half is separate memory, which does not change the memory
+// that may be accessed.)
 struct Memory {
   RingControl control{};
-  std::vector<std::byte> bytes = std::vector<std::byte>(2 * kCapacity);
+  std::vector<std::byte> small = std::vector<std::byte>(2 * kSmall);
+  std::unique_ptr<std::byte, decltype(&std::free)> large{
+      static_cast<std::byte*>(std::aligned_alloc(kPage, 2 * kPage)), std::free};
+  // The large ring ends where its memory does.
+  RingMemory rings() {
+    return {small.data(), kSmall, large.get() + 2 * kPage - 2 * kCapacity, kCapacity};
+  }
 };
 
 void read_all(std::span<const std::byte> bytes) {
@@ -33,16 +43,18 @@ void read_all(std::span<const std::byte> bytes) {
 
 void run(const std::uint8_t* input, std::size_t bytes) {
   Memory incoming, outgoing;
-  RingReader reader(&incoming.control, incoming.bytes.data(), kCapacity);
-  RingWriter writer(&outgoing.control, outgoing.bytes.data(), kCapacity);
+  RingReader reader(&incoming.control, incoming.rings());
+  RingWriter writer(&outgoing.control, outgoing.rings());
   const std::vector<std::byte> message(3 * kCapacity, std::byte{1});
   for (; bytes >= kRecord; input += kRecord, bytes -= kRecord) {
     std::uint64_t number = 0;
     std::memcpy(&number, input + 2, sizeof number);
-    switch (input[0] % 6) {
+    switch (input[0] % 8) {
       case 0: incoming.control.head = number; break;
       case 1: outgoing.control.tail = number; break;
       case 2: incoming.control.head += number % (kCapacity + 2); break;
+      case 5: incoming.control.grown_at = number; break;
+      case 6: incoming.control.grown_at = incoming.control.head + number % (2 * kSmall); break;
       case 3: {
         const auto seen = reader.peek(static_cast<std::size_t>(number % (2 * kCapacity)));
         if (seen.size() > kCapacity) broken("a ring shows more than it can hold");

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Folders that save_async() writes are read by Python's safetensors and PyTorch's
-// HuggingFaceStorageReader, and the reverse.
+// HuggingFaceStorageReader, and the reverse; and a Python program checks them.
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -101,6 +104,48 @@ TEST(PythonExchange, BothReadWhatTheOtherWrites) {
     const FullParameters full(*one);
     expect_equal(one->parameters(), {values.weight});
   });
+}
+
+// Returns the exit code of examples/check_checkpoint.
+int check(const std::string& checkpoint) {
+  const int status =
+      std::system((WEFT_TEST_PYTHON " " WEFT_TEST_CHECK " " + checkpoint + " >/dev/null").c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// Changes the file's byte at that distance from its end.
+void change_byte(const std::string& path, int from_end) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(-from_end, std::ios::end);
+  const int byte = file.get();
+  file.seekp(-from_end, std::ios::end);
+  file.put(static_cast<char>(byte ^ 1));
+  ASSERT_TRUE(file.good());
+}
+
+TEST(PythonExchange, ExampleFindsDamageWithoutWeft) {
+  if (std::system(WEFT_TEST_PYTHON " -c 'import xxhash' 2>/dev/null") != 0)
+    GTEST_SKIP() << "Python's xxhash is not installed";
+  const harness::Folder folder;
+  harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
+    Values values;
+    const FullyShardedDataParallel sharded(values.sharded, group);
+    checkpoint::save_async(folder.path() + "/run", group, values.parts()).wait();
+  });
+  const std::string saved = folder.path() + "/run/1";
+  EXPECT_EQ(check(saved), 0);
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(saved)) {
+    const std::string path = entry.path();
+    const int from_end = path.ends_with("manifest") ? 200 : 1;
+    change_byte(path, from_end);
+    EXPECT_EQ(check(saved), 1) << path;
+    change_byte(path, from_end);  // as it was
+    ++files;
+  }
+  EXPECT_EQ(files, 3);
+  EXPECT_EQ(check(saved), 0);
+  EXPECT_EQ(check(folder.path()), 1) << "no manifest";
 }
 
 }  // namespace
