@@ -275,7 +275,8 @@ int main(int argc, char** argv) {
   }
   if (cases.empty()) return report.finish();
   std::string why_not;
-  const auto hosts =
+  // Static, so that it also ends if the bench exits because a worker has failed.
+  static const auto hosts =
       DelayedHosts::make(kHosts, {.one_way = kOneWay, .bits_per_second = kBitsPerSecond}, why_not);
   const std::string path = HostsRounds::make(kRanks);
   if (!hosts || path.empty()) {

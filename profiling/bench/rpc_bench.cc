@@ -269,7 +269,8 @@ void compare_nested(weft::bench::Report& report, const std::string& self) {
 
 void compare_chains(weft::bench::Report& report, const std::string& self) {
   std::string why_not;
-  const auto hosts =
+  // Static, so that it also ends if the bench exits because a worker has failed.
+  static const auto hosts =
       weft::bench::DelayedHosts::make(1 + kChainWorkers, {.one_way = kOneWay}, why_not);
   if (!hosts) return report.note("chains with a delayed link are not measured: " + why_not);
   const std::string interface = weft::bench::DelayedHosts::kInterface;
