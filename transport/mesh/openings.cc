@@ -320,6 +320,7 @@ void Openings::take_in(const GuestPointer& guest,
     return drop(guest);
   }
   if (leaves) {
+    guest->patience.reset();  // it has said hello
     slot.next = guest;
     return;
   }
