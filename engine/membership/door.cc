@@ -17,8 +17,9 @@ constexpr auto kRest = std::chrono::milliseconds(100);
 
 }  // namespace
 
-void Door::open(std::function<void(Descriptor)> comes) {
+void Door::open(std::function<void(Descriptor)> comes, std::function<bool()> makes_room) {
   comes_ = std::move(comes);
+  makes_room_ = std::move(makes_room);
   watch();
 }
 
@@ -30,6 +31,7 @@ void Door::watch() {
 
 void Door::close() {
   comes_ = nullptr;
+  makes_room_ = nullptr;
   accepting_.reset();
   resting_.reset();
 }
@@ -37,8 +39,9 @@ void Door::close() {
 void Door::accept() {
   while (comes_) {
     Descriptor socket(::accept4(listening_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!socket && is_shortage(errno)) {
-      const bool is_first = lacks_.exchange(errno) == 0;
+    if (const int number = errno; !socket && is_shortage(number)) {
+      if (makes_room_ && makes_room_()) continue;
+      const bool is_first = lacks_.exchange(number) == 0;
       if (is_first && warns_)
         log::warn(whose_ + " cannot accept other ranks' connections" + remedy_for(lacks_));
       // The listening socket stays readable while accept() fails, so stop watching it for a while.

@@ -23,8 +23,9 @@ class Door : public std::enable_shared_from_this<Door> {
         end_of_process_(listening_.get()),
         whose_(std::move(whose)) {}
 
-  // Calls `comes` with each connection from now on.
-  void open(std::function<void(Descriptor)> comes);
+  // Calls `comes` with each connection from now on. If the process lacks what it needs, calls
+  // `makes_room` first, which returns true if it has closed another connection.
+  void open(std::function<void(Descriptor)> comes, std::function<bool()> makes_room = {});
   // Connections wait in the kernel from now on, until this object ends.
   void close();
   // Warns from now on if the process lacks what a connection needs.
@@ -41,6 +42,7 @@ class Door : public std::enable_shared_from_this<Door> {
   const EndOfProcess end_of_process_;
   const std::string whose_;
   std::function<void(Descriptor)> comes_;
+  std::function<bool()> makes_room_;
   EventLoop::Registration accepting_;
   EventLoop::Registration resting_;  // a timer that runs instead of accepting
   bool warns_ = false;

@@ -27,7 +27,9 @@ constexpr auto kDialPatience = std::chrono::seconds(10);
 // looks whether they live.
 constexpr auto kChildrenCome = std::chrono::milliseconds(20);
 // Connections without a Hello so far, beyond the number of ranks that may connect.
-constexpr std::size_t kMaxStrangers = 64;
+constexpr std::size_t kMaxStrangers = 1024;
+// One that has been here for so long makes room if the process has no descriptor left.
+constexpr auto kRoom = std::chrono::seconds(1);
 constexpr int kTlsWarnings = 16;
 
 // True if the frame is for one rank, named by `number`.
@@ -106,9 +108,14 @@ void Neighbours::start() {
       [weak](int who, const LinkEnd& how) {
         if (const auto self = weak.lock()) self->note_lost(who, how);
       });
-  door_->open([weak](Descriptor socket) {
-    if (const auto self = weak.lock()) self->take_in(std::move(socket));
-  });
+  door_->open(
+      [weak](Descriptor socket) {
+        if (const auto self = weak.lock()) self->take_in(std::move(socket));
+      },
+      [weak] {
+        const auto self = weak.lock();
+        return self && self->makes_room();
+      });
 }
 
 // --- Links ---
@@ -137,12 +144,26 @@ Neighbours::LinkPointer Neighbours::make_link(Descriptor socket, int rank) {
 }
 
 void Neighbours::take_in(Descriptor socket) {
-  // Too many connections that have sent nothing: close this one.
-  if (strangers_.size() >= static_cast<std::size_t>(own_.size) + kMaxStrangers) return;
+  // The connection that has been silent longest is hardly a rank's. (A rank whose connection is
+  // closed takes this one for lost.)
+  if (strangers_.size() >= static_cast<std::size_t>(own_.size) + kMaxStrangers)
+    refuse(*LinkPointer(strangers_.front().link), "too many connections without a hello");
   const LinkPointer stranger = make_link(std::move(socket), -1);
   if (!secret_.empty())
     stranger->challenge.emplace(transport::Side::Listener, secret_, kPurpose, bound(own_, rank_));
-  strangers_.insert(stranger);
+  strangers_.push_back({stranger, Deadline::in(kRoom)});
+}
+
+// The process has no descriptor left: puts out the stranger that has waited longest, if it has
+// waited for long.
+bool Neighbours::makes_room() {
+  if (strangers_.empty() || !strangers_.front().makes_room.passed()) return false;
+  refuse(*LinkPointer(strangers_.front().link), "this process has no descriptor left for others");
+  return true;
+}
+
+bool Neighbours::forget_stranger(const LinkPointer& link) {
+  return std::erase_if(strangers_, [&](const Stranger& one) { return one.link == link; }) > 0;
 }
 
 void Neighbours::on_frame(Link& link, const Frame& frame) {
@@ -162,7 +183,7 @@ void Neighbours::on_hello(Link& link, const Frame& hello) {
   if (!is_expected) return refuse(link, "it is not of this job");
   const LinkPointer stay = link.shared_from_this();
   link.greeted(hello.rank);
-  strangers_.erase(stay);
+  forget_stranger(stay);
   if (is_ours) dialled_.reset();
   links_[hello.rank] = stay;
   if (awaited_) awaited_->came(hello.rank);
@@ -216,11 +237,10 @@ void Neighbours::on_ended(Link& link, const LinkEnd& end) {
   const LinkPointer stay = link.shared_from_this();
   const int rank = link.rank();
   if (is_closed_) return;
-  if (rank < 0 || strangers_.contains(stay)) {
+  if (forget_stranger(stay) || rank < 0) {
     const std::string text = "a connection to the group's port was closed: " + end.how;
     const bool is_warned = end.is_of_tls && ++tls_warnings_ <= kTlsWarnings;
     is_warned ? log::warn("rank " + std::to_string(rank_) + ": " + text) : log::debug(text);
-    strangers_.erase(stay);
     return;
   }
   if (dialled_ == stay) {

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -24,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include <weft/base/deadline.h>
 #include <weft/base/descriptor.h>
 #include <weft/base/event_loop.h>
 #include <weft/engine/membership/awaited_ranks.h>
@@ -81,6 +83,9 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   using LinkPointer = std::shared_ptr<Link>;
   LinkPointer make_link(Descriptor socket, int rank);
   void take_in(Descriptor socket);
+  bool makes_room();
+  // Returns false if it is none.
+  bool forget_stranger(const LinkPointer& link);
   void on_frame(Link& link, const Frame& frame);
   void on_hello(Link& link, const Frame& hello);
   void on_challenge(Link& link, const Frame& frame);
@@ -116,7 +121,11 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   Known known_;
 
   std::map<int, LinkPointer> links_;  // to neighbours that have greeted, by rank
-  std::set<LinkPointer> strangers_;   // accepted, and not greeted yet
+  struct Stranger {
+    LinkPointer link;
+    Deadline makes_room;  // for others, if the process has no descriptor left
+  };
+  std::deque<Stranger> strangers_;  // accepted, and not greeted yet, in order of arrival
   std::shared_ptr<AwaitedRanks> awaited_;
   std::shared_ptr<Suspects> suspects_;
   int parent_ = -1;

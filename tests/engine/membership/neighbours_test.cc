@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -60,6 +61,7 @@ class Tree {
   }
 
   Heard& heard(int rank) { return heard_[static_cast<std::size_t>(rank)]; }
+  const Published& address(int rank) const { return addresses_[static_cast<std::size_t>(rank)]; }
   EventLoop& loop_of(int rank) { return *loops_[static_cast<std::size_t>(rank) % loops_.size()]; }
   void send(int rank, Frame frame) {
     on(rank, [frame](Neighbours& one) { one.send(frame); });
@@ -247,6 +249,20 @@ TEST(TreeOfRanks, DeathsAtOneMomentAreKnownToAll) {
   Tree tree(80);
   for (const int victim : {0, 1, 9, 2}) tree.kill(victim);
   tree.expect_lost({0, 1, 2, 9});
+  expect_talk(tree);
+}
+
+// The children of a rank that has died connect to the root behind strangers that say nothing.
+TEST(TreeOfRanks, SilentStrangersKeepNoRankOut) {
+  Tree tree(30);
+  std::vector<Descriptor> strangers;
+  while (strangers.size() < 1'000) {
+    strangers.push_back(dial_socket(tree.address(0)));
+    pollfd connected{strangers.back().get(), POLLOUT, 0};
+    ASSERT_EQ(::poll(&connected, 1, -1), 1);
+  }
+  tree.kill(1);
+  tree.expect_lost({1});
   expect_talk(tree);
 }
 
