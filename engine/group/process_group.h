@@ -64,8 +64,8 @@ struct ProcessGroupOptions {
   WaitReports wait_reports = default_wait_reports();
   // If set, processes that connect to each other prove that they know this text before they read
   // anything else; 16 bytes or more, made at random, the same on all ranks. Holds for all groups
-  // that are made of this one. It does not protect the store, nor the connections of gloo, nccl and
-  // mpi (SECURITY.md).
+  // that are made of this one, and ranks sign with it what they write into the job's store. It does
+  // not protect the connections of gloo, nccl and mpi (SECURITY.md).
   std::string secret{};
   // Limit on the connections that this rank keeps open for the group's tensors. Above it, idle ones
   // are closed, and opened again when they are needed. Operations that need more at once have them.
