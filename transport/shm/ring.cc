@@ -28,7 +28,9 @@ int populate(std::byte* memory, std::size_t bytes) noexcept {
 // The pages are allocated here, because a shortage at the first access would be a SIGBUS.
 bool RingWriter::grow() noexcept {
   if (data_ == memory_.large || growth_error_ != 0) return false;
-  growth_error_ = populate(memory_.large, memory_.large_bytes);
+  const int error = populate(memory_.large, memory_.large_bytes);
+  // A kernel that cannot allocate them here has done so when the segment was made.
+  growth_error_ = error == EINVAL ? 0 : error;
   if (growth_error_ != 0) return false;
   data_ = memory_.large;
   capacity_ = memory_.large_bytes;
