@@ -239,6 +239,8 @@ bool Failure::has_lost_listener(const Error& error) const {
   for (const int rank : error.ranks()) {
     if (rank < 0 || rank >= options_.size || rank == options_.rank) continue;
     const int member = options_.global_ranks[static_cast<std::size_t>(rank)];
+    // No more news comes of a rank that has left, or is known to be gone.
+    if (ledger_.member_has_left(rank) || options_.job->membership->gone(member)) continue;
     const auto address = options_.job->membership->address_of(member);
     if (address && !still_listens(*address, deadline)) return true;
   }

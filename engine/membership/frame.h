@@ -25,16 +25,14 @@ enum class FrameType : std::uint8_t {
   // `rank` has aborted the group; text: the reason; number: 0 if the program meant it, else
   // kLeftByException, kCallsDiffer or kGaveUp.
   Abort = 3,
-  // `rank` leaves the group after `number` collectives; text: the ranks of the group to which it
-  // has
-  // sent messages, each followed by how many: "2 5 " is five to rank 2.
+  // `rank` leaves the group after `number` collectives; text: the ranks of the group that it has
+  // sent messages to, each followed by how many: "2 5 " is five to rank 2.
   Leaving = 4,
   // `rank` has completed every operation that rank `number` took part in before it left the group;
   // text: other ranks that have too (answers.h).
   Completed = 5,
-  // `rank` leaves the job. Its neighbours send nothing more to it; it goes on passing on frames
-  // until
-  // all of them have read this, and then closes its connections, which is no loss (departing.cc).
+  // `rank` leaves the job. Its neighbours send nothing more to it. It passes on frames until all
+  // of them have read this, and then closes its connections, which is no loss (departing.cc).
   Goodbye = 6,
   // The frames below tell waiting ranks which ranks they wait for (group/waits). Speak and Said
   // belong to no group. A report level is the number of report times that have passed.

@@ -84,7 +84,7 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   LinkPointer make_link(Descriptor socket, int rank);
   void take_in(Descriptor socket);
   bool makes_room();
-  // Returns false if it is none.
+  // Returns false if the link is no stranger's.
   bool forget_stranger(const LinkPointer& link);
   void on_frame(Link& link, const Frame& frame);
   void on_hello(Link& link, const Frame& hello);

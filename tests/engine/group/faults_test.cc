@@ -447,6 +447,20 @@ TEST(StoppedRank, HoldsUpTheNewsOfALossButNotItsName) {
   processes.expect_success({2});
 }
 
+// Its process ends in order, so no news of a loss comes; the sender would wait for a minute.
+TEST(RankThatHasLeft, IsNotAwaitedByTheSenderOfALongMessage) {
+  Processes processes(2, [](int rank) {
+    auto group = join();
+    group.barrier().wait();
+    const auto store = group.store();
+    if (rank == 0) return store->wait({"sent"});
+    auto sent = group.send(torch::ones({10'000'000}), 0);
+    store->set("sent", std::vector<std::uint8_t>());
+    EXPECT_EQ(error_of([&] { sent.wait(); }).blame(), Blame::PeerLost);
+  });
+  processes.expect_success();
+}
+
 TEST(StoppedRank, IsNamedByTheMonitoredBarrier) {
   Processes processes(3, [](int rank) {
     auto group = join();

@@ -174,7 +174,7 @@ std::string outward_interface() {
   return name;
 }
 
-// What a worker says that listens on `interface`, twice in a process.
+// Expects as many warnings of a worker that listens on `interface` twice in one process.
 void expect_warnings(const std::string& interface, int warnings,
                      const std::function<void(rpc::Options&)>& change) {
   Processes workers(1, [&](int) {
