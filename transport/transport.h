@@ -38,6 +38,11 @@ struct JoinOptions {
   // The ends of a connection prove to know it; "" = none. The store then is a SignedBootstrap.
   std::string secret;
   std::size_t max_connections = 256;  // kept open; idle ones above are closed
+  // A communicator of ranks that include these, and their ranks in it, by rank; empty: none. They
+  // know each other's addresses, so a mesh neither listens anew nor asks the store. All ranks give
+  // theirs, or none does.
+  std::weak_ptr<Communicator> parent;
+  std::vector<int> parent_ranks = {};
 };
 
 // "on group 'x' (nccl, rank 0 of 2)", for messages.
@@ -90,6 +95,8 @@ class Connector {
   // Names the host of a listener, as far as communication sees it: listeners with equal names reach
   // each other through shared memory. Empty: that is not known, or not so from here.
   virtual std::string host_of(const std::string& /*address*/) const { return {}; }
+  // The name of the transport that connects listeners of one host, of a connector that has several.
+  virtual std::string transport_of_host() const { return {}; }
   // Throws Caller (no such interface), Busy (no descriptors or memory).
   virtual std::unique_ptr<Listener> listen(const ListenOptions& options) = 0;
   // Returns at once; messages wait until the connection is established. If that fails by the

@@ -128,6 +128,12 @@ void Carriers::set(c10::Device device, std::shared_ptr<transport::Communicator> 
   carrier.device = device;
 }
 
+std::shared_ptr<transport::Communicator> Carriers::communicator(c10::DeviceType type) const {
+  MutexLock lock(mutex_);
+  const auto found = carriers_.find(type);
+  return found == carriers_.end() ? nullptr : found->second.communicator;
+}
+
 std::vector<std::shared_ptr<transport::Communicator>> Carriers::communicators() const {
   std::vector<std::shared_ptr<transport::Communicator>> made;
   MutexLock lock(mutex_);

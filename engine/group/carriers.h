@@ -56,6 +56,8 @@ class Carriers {
   // Stores the communicator for tensors of that device, of a type that has none yet. Called by one
   // thread at a time, which alone may read the carrier's communicator and device.
   void set(c10::Device device, std::shared_ptr<transport::Communicator> made);
+  // The communicator for tensors of such a device; null if none has been made.
+  std::shared_ptr<transport::Communicator> communicator(c10::DeviceType type) const;
   // The communicators that have been made, ordered by device type.
   std::vector<std::shared_ptr<transport::Communicator>> communicators() const;
 

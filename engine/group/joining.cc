@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <map>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -41,6 +42,16 @@ Error could_not_join(const std::string& told) {
 }
 
 const char* device_prefix(c10::DeviceType type) { return type == c10::kCUDA ? "cuda/" : "cpu/"; }
+
+// The ranks of `group`, as ranks of the group `parent`.
+std::vector<int> ranks_in(const CoreOptions& parent, const CoreOptions& group) {
+  std::map<int, int> by_global;
+  for (int rank = 0; rank < parent.size; ++rank)
+    by_global[parent.global_ranks[static_cast<std::size_t>(rank)]] = rank;
+  std::vector<int> ranks;
+  for (const int global : group.global_ranks) ranks.push_back(by_global.at(global));
+  return ranks;
+}
 
 // Ranks that are threads of one process and share a GPU may hang where processes would not: a
 // stream that waits for another rank holds up the driver for the whole process, and so that rank's
@@ -229,6 +240,11 @@ void Joining::make_communicator(const Carrier& carrier, const c10::Device& devic
   join.secret = options_.secret;
   guard(join, *carrier.transport, device_prefix(device.type()));
   join.max_connections = options_.max_connections;
+  const auto parent = parent_ == nullptr ? nullptr : parent_->carriers.communicator(device.type());
+  if (parent) {
+    join.parent = parent;
+    join.parent_ranks = ranks_in(parent_->options, options_);
+  }
   // Backends of Weft's own soon publish this rank's address.
   if (options_.size > 1) announce(carrier.transport->asks_for_secret() ? bootstrap.get() : nullptr);
   std::shared_ptr<transport::Communicator> made;

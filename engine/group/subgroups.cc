@@ -170,7 +170,7 @@ ProcessGroup divide(Core& core, int count, int color, int key) {
   TextMeeting meeting(core, "split", count);
   meeting.give(encode(Split{color, key}));
   std::vector<std::pair<int, int>> members;  // key, rank
-  const std::vector<std::string> texts = meeting.texts();
+  const std::vector<std::string> texts = meeting.texts_by_first();
   for (int rank = 0; rank < core.options.size; ++rank) {
     const Split theirs = decode(texts[static_cast<std::size_t>(rank)]);
     if (theirs.color == color) members.emplace_back(theirs.key, rank);

@@ -31,6 +31,10 @@ class TextMeeting {
   // Blocks until all ranks have given theirs, at most for the group's timeout; returns them by
   // rank. Throws Timeout with the rank that did not come, and what breaks the group.
   std::vector<std::string> texts();
+  // As texts(), but only rank 0 reads all of them from the store, and tells them. All ranks must
+  // call this one. Costs each rank two small requests, and not one for as many values as there are
+  // ranks.
+  std::vector<std::string> texts_by_first();
   // As texts(), as an operation that the flight recorder shows.
   std::vector<std::string> meet();
   // Every rank that throws an error of which the texts have told it calls this. Blocks until all
@@ -39,6 +43,9 @@ class TextMeeting {
   void await_readers() noexcept;
 
  private:
+  // Reads the keys, which are set once the ranks have given their texts.
+  std::vector<std::string> read(const std::vector<std::string>& keys);
+
   Core& core_;
   const char* call_;
   int number_;

@@ -261,7 +261,7 @@ void Openings::replace(int peer, Traffic traffic) noexcept {
   {
     MutexLock lock(mutex_);
     Slot& slot = slot_of(peer, traffic);
-    if (closed_ || slot.state != Slot::State::Leaves) return;
+    if (!door_ || slot.state != Slot::State::Leaves) return;
     slot.state = Slot::State::Closed;
     ++slot.closed;
     next = std::exchange(slot.next, nullptr);

@@ -55,6 +55,8 @@ class Core final : public std::enable_shared_from_this<Core> {
   bool has_failed() const noexcept { return has_failed_.load(std::memory_order_acquire); }
   // The transport that leads to a peer. Thread-safe.
   std::string transport_to(int peer) const;
+  // May be null.
+  const std::shared_ptr<Openings>& openings() const { return openings_; }
   // Called by the handlers of a connection.
   void arrived(int peer, Traffic traffic, const Arrival& arrival) noexcept;
 

@@ -25,10 +25,12 @@ using Reroute =
     std::function<bool(const std::string& address, const std::string& transport, const Error& why)>;
 
 // Collective: returns when all ranks have joined. Every rank listens and publishes its address in
-// the store (meeting.h); a connection is opened when it is first needed (openings.h). Blocks for at
-// most options.timeout; must not be called from inside a turn of the event loop. Throws Timeout,
-// which names the ranks that did not join, PeerLost, Unsupported for a rank that the connector
-// cannot reach, and the connector's errors.
+// the store (meeting.h), unless the options name a parent over this backend: then the ranks know
+// each other, connect through its door (door.h), and use no store. A connection is opened when it
+// is first needed (openings.h). Blocks for at most options.timeout; must not be called from inside
+// a turn of the event loop. Throws Timeout, which names the ranks that did not join, PeerLost,
+// Unsupported for a rank that the connector cannot reach, Cancelled if the parent has ended on this
+// rank, and the connector's errors.
 //
 // `backend` names the communicator, unless one transport of the connector leads to all ranks: then
 // that transport's name does.

@@ -24,6 +24,8 @@ class MeshCommunicator final : public Communicator, public PointToPoint {
   bool compares_calls() const override { return true; }
   bool is_broken() const noexcept override { return core_->has_failed(); }
   PointToPoint* point_to_point() override { return this; }
+  // Null if it has no connections.
+  std::shared_ptr<Openings> openings() const { return core_->openings(); }
 
   Op run(const Collective& collective, Pin pin, Fence ready) noexcept override;
   void abort(const Error& why) noexcept override;

@@ -11,24 +11,13 @@ namespace weft::transport::mesh {
 
 namespace {
 
-// Time limit for the hello of an accepted connection.
-constexpr auto kHello = std::chrono::seconds(10);
 // How long a rank waits for a peer that is likely to connect, before it connects itself.
 constexpr auto kLater = std::chrono::milliseconds(100);
 // The same for a peer that has said that it connects (Answer::Crossed).
 constexpr auto kCrossed = std::chrono::seconds(1);
-// Connections without a hello that may be open at once, beside those of the ranks.
-constexpr std::size_t kStrangers = 256;
-constexpr const char* kTooMany = "too many connections without a hello";
 
 std::size_t index_of(int peer, Traffic traffic) {
   return static_cast<std::size_t>(peer) * kConnectionsPerPair + static_cast<std::size_t>(traffic);
-}
-
-// A store may count its holders, and end with the last.
-JoinOptions without_store(JoinOptions options) {
-  options.store.reset();
-  return options;
 }
 
 Error not_used() {
@@ -37,50 +26,37 @@ Error not_used() {
 
 }  // namespace
 
-Openings::Openings(std::shared_ptr<Connector> connector, const JoinOptions& options,
-                   const std::string& place, Reroute reroute)
-    : connector_(std::move(connector)),
+Openings::Openings(std::shared_ptr<Door> door, const Token& group, std::vector<int> members,
+                   const JoinOptions& options, const std::string& place)
+    : connector_(door->connector()),
+      reroute_(door->reroute()),
+      group_(group),
+      members_(std::move(members)),
       options_(without_store(options)),
       place_(place),
-      reroute_(std::move(reroute)),
+      has_listened_(group != Token()),
+      door_(std::move(door)),
       slots_(index_of(options.size, Traffic())) {}
 
-std::shared_ptr<Openings> Openings::make(std::shared_ptr<Connector> connector,
-                                         const JoinOptions& options, const std::string& place,
-                                         Reroute reroute) {
-  std::shared_ptr<Openings> self(
-      new Openings(std::move(connector), options, place, std::move(reroute)));
-  const auto accepted = [weak = self->weak_from_this()](std::shared_ptr<Connection> connection) {
-    const auto live = weak.lock();
-    if (!live) return connection->close(Error(Blame::Cancelled, "the listener was closed"));
-    live->admit(std::move(connection));
-  };
-  self->listener_ = self->connector_->listen(
-      {.loop = options.loop,
-       .interface_address = options.interface_address,
-       .accepted = accepted,
-       .short_of_something = [weak = self->weak_from_this()](const Error& why) {
-         if (const auto live = weak.lock()) live->cannot_take_in(why);
-       }});
-  return self;
+std::shared_ptr<Openings> Openings::make(std::shared_ptr<Door> door, const Token& group,
+                                         std::vector<int> members, const JoinOptions& options,
+                                         const std::string& place) {
+  return std::shared_ptr<Openings>(
+      new Openings(std::move(door), group, std::move(members), options, place));
 }
 
 Openings::~Openings() { close(); }
 
 void Openings::begin(Table table, const std::shared_ptr<Core>& core, Deadline joining) {
-  std::deque<std::shared_ptr<Connection>> early;
-  std::optional<Error> is_short;
+  std::shared_ptr<Door> door;
   {
     MutexLock lock(mutex_);
-    has_begun_ = true;
     core_ = core;
     table_ = std::move(table);
     joining_ = joining;
-    early.swap(early_);
-    is_short.swap(short_);
+    door = door_;
   }
-  if (is_short) cannot_take_in(*is_short);
-  for (auto& connection : early) admit(std::move(connection));
+  if (door) door->enter(group_, shared_from_this());
 }
 
 void Openings::joined() {
@@ -98,7 +74,7 @@ void Openings::open(int peer, Traffic traffic, When when) noexcept {
   try {
     MutexLock lock(mutex_);
     Slot& slot = slot_of(peer, traffic);
-    if (closed_ || slot.state == Slot::State::Open || slot.state == Slot::State::Connects) return;
+    if (!door_ || slot.state == Slot::State::Open || slot.state == Slot::State::Connects) return;
     if (slot.state == Slot::State::Leaves) {
       if (slot.asks != When::Now) slot.asks = when;
       return;
@@ -135,10 +111,14 @@ void Openings::connect(int peer, Traffic traffic) noexcept {
     {
       MutexLock lock(mutex_);
       guest = slot_of(peer, traffic).ours;
-      if (guest == nullptr) return;  // the peer's connection has been taken in meanwhile
+      // The peer's connection has been taken in meanwhile, or this object is closed.
+      if (guest == nullptr || !door_) return;
       address = table_.addresses[static_cast<std::size_t>(peer)];
-      guest->challenge = challenge_of(options_, table_, Side::Connector, peer);
-      how.has_listened = !joining_ || slot_of(peer, traffic).has_failed;
+      guest->challenge =
+          door_->challenge(Side::Connector, members_[static_cast<std::size_t>(peer)]);
+      guest->openings = weak_from_this();
+      guest->core = core_;
+      how.has_listened = !joining_ || has_listened_ || slot_of(peer, traffic).has_failed;
       how.deadline = joining_ ? *joining_ : Deadline::in(options_.timeout);
     }
     const auto connection = connector_->connect(address, how);
@@ -151,7 +131,7 @@ void Openings::connect(int peer, Traffic traffic) noexcept {
     if (is_over) return connection->close(not_used());
     guest->challenge ? send_opening(*guest->challenge, *connection)
                      : say_hello(*connection, peer, traffic);
-    receive(guest);
+    expect(guest) ? receive(*connection, guest, {}) : connection->close(not_used());
   } catch (...) {
     {
       MutexLock lock(mutex_);
@@ -167,7 +147,7 @@ void Openings::failed(int peer, Traffic traffic, const std::string& transport,
     std::string address;
     {
       MutexLock lock(mutex_);
-      if (!closed_) address = table_.addresses[static_cast<std::size_t>(peer)];
+      if (door_) address = table_.addresses[static_cast<std::size_t>(peer)];
     }
     const std::string used = transport.empty() ? connector_->transport_to(address) : transport;
     if (address.empty() || !reroute_ || why.blame() != Blame::PeerLost ||
@@ -197,6 +177,7 @@ void Openings::say_hello(Connection& connection, int peer, Traffic traffic, Answ
   {
     MutexLock lock(mutex_);
     hello.token = table_.token;
+    hello.group = group_;
     hello.closed = slot_of(peer, traffic).closed;
   }
   hello.rank = static_cast<std::uint32_t>(options_.rank);
@@ -208,89 +189,47 @@ void Openings::say_hello(Connection& connection, int peer, Traffic traffic, Answ
 
 // --- Taking in ---
 
-void Openings::admit(std::shared_ptr<Connection> connection) {
-  const auto guest = std::make_shared<Guest>();
-  guest->connection = std::move(connection);
-  GuestPointer oldest;
-  {
-    MutexLock lock(mutex_);
-    if (!has_begun_ && !closed_) {
-      early_.push_back(std::move(guest->connection));
-      if (early_.size() > kStrangers + slots_.size()) {
-        log::warn(place_ + ": turned away " + early_.front()->peer() + ": " + kTooMany);
-        early_.front()->close(Error(Blame::PeerLost, kTooMany));
-        early_.pop_front();
-      }
-      return;
-    }
-    guest->challenge = challenge_of(options_, table_, Side::Listener, options_.rank);
-    guest->patience = options_.loop->at(
-        Deadline::in(kHello), [weak = weak_from_this(), late = std::weak_ptr(guest)] {
-          const auto self = weak.lock();
-          const auto stranger = late.lock();
-          if (self && stranger)
-            self->turn_away(stranger, "it sent no hello within " + weft::describe(kHello));
-        });
-    if (guests_.size() >= kStrangers + slots_.size()) {
-      const auto found = std::find_if(guests_.begin(), guests_.end(),
-                                      [](const auto& one) { return !one->is_ours; });
-      if (found != guests_.end()) oldest = *found;
-    }
+bool Openings::expect(const GuestPointer& guest) {
+  MutexLock lock(mutex_);
+  if (door_) {
+    guests_.push_back(guest);
+  } else {
+    forget(guest);
   }
-  // The connection that has been silent longest is hardly a rank's.
-  if (oldest) turn_away(oldest, kTooMany);
-  receive(guest);
-}
-
-void Openings::receive(const GuestPointer& guest) {
-  std::shared_ptr<Connection> connection;
-  std::weak_ptr<Core> owner;
-  bool is_over = false;
-  {
-    MutexLock lock(mutex_);
-    connection = guest->connection;
-    if (connection == nullptr) return;
-    owner = core_;
-    is_over = closed_;
-    is_over ? static_cast<void>(forget(guest)) : guests_.push_back(guest);
-  }
-  if (is_over) return connection->close(not_used());
-  Connection::Handlers handlers;
-  handlers.arrived = [openings = weak_from_this(), core = owner, guest](const Arrival& arrival) {
-    if (guest->greeted) {
-      if (const auto live = core.lock()) live->arrived(guest->peer, guest->traffic, arrival);
-    } else if (const auto live = openings.lock()) {
-      live->greet(guest, arrival);
-    }
-  };
-  handlers.closed = [openings = weak_from_this(), core = owner, guest](const Error& why) {
-    if (guest->greeted) {
-      if (const auto live = core.lock())
-        live->post(event::Closed{guest->peer, guest->traffic, why});
-    } else if (const auto live = openings.lock()) {
-      live->gone(guest, why);
-    }
-  };
-  handlers.in_place = true;  // reductions read payloads where the connection received them
-  connection->receive(std::move(handlers));
+  return door_ != nullptr;
 }
 
 void Openings::greet(const GuestPointer& guest, const Arrival& arrival) noexcept {
   if (guest->challenge) return challenged(guest, arrival);
   const auto hello = decode_hello(arrival.header);
   if (!hello) return turn_away(guest, hello.error().text());
+  arrive(guest, hello.value());
+}
+
+void Openings::arrive(const GuestPointer& guest, const Hello& hello) noexcept {
   UniqueLock lock(mutex_);
   const auto connection = guest->connection;
   if (connection == nullptr) return;  // it has been dropped
-  if (const auto why = why_stranger(*guest, hello.value())) {
+  if (const auto why = why_stranger(*guest, hello)) {
     lock.unlock();
     return turn_away(guest, *why);
   }
-  guest->peer = static_cast<int>(hello.value().rank);
-  guest->traffic = hello.value().traffic;
-  guest->closed = hello.value().closed;
+  if (guest->is_ours && hello.answer == Answer::Left) {
+    lock.unlock();
+    return turned_back(guest);
+  }
+  const bool has_ended = !door_;
+  guest->peer = static_cast<int>(hello.rank);
+  guest->traffic = hello.traffic;
+  guest->closed = hello.closed;
+  if (!guest->is_ours && !has_ended) {
+    guest->openings = weak_from_this();
+    guest->core = core_;
+    guests_.push_back(guest);
+  }
   lock.unlock();
-  if (hello.value().answer == Answer::Crossed) return crossed(guest, /*is_told=*/true);
+  if (has_ended) return answer_left(*connection, hello);
+  if (hello.answer == Answer::Crossed) return crossed(guest, /*is_told=*/true);
   take_in(guest, connection);
 }
 
@@ -304,7 +243,7 @@ void Openings::challenged(const GuestPointer& guest, const Arrival& arrival) noe
     return turn_away(guest, *why);
   if (guest->challenge->is_proven()) {
     guest->challenge.reset();
-    if (guest->is_ours) say_hello(*connection, guest->peer, guest->traffic);
+    say_hello(*connection, guest->peer, guest->traffic);
   }
   connection->accept({}, Pin(), Fence());
 }
@@ -320,7 +259,6 @@ void Openings::take_in(const GuestPointer& guest,
     return drop(guest);
   }
   if (leaves) {
-    guest->patience.reset();  // it has said hello
     slot.next = guest;
     return;
   }
@@ -363,12 +301,15 @@ void Openings::crossed(const GuestPointer& guest, bool is_told) noexcept {
 }
 
 std::optional<std::string> Openings::why_stranger(const Guest& guest, const Hello& hello) {
-  if (hello.token != table_.token) return "it does not show the group's token";
+  if (hello.token != table_.token || hello.group != group_)
+    return "it does not show the group's token";
   if (hello.ranks != static_cast<std::uint32_t>(options_.size)) {
     return "it is one of " + std::to_string(hello.ranks) + " ranks, this group has " +
            std::to_string(options_.size);
   }
   const auto rank = static_cast<int>(hello.rank);
+  // An answer of this kind repeats this rank's hello.
+  if (guest.is_ours && hello.answer == Answer::Left) return std::nullopt;
   if (guest.is_ours && (rank != guest.peer || hello.traffic != guest.traffic)) {
     return "it is not the rank that this one connected to: it says rank " + std::to_string(rank);
   }
@@ -393,6 +334,18 @@ void Openings::turn_away(const GuestPointer& guest, const std::string& why) {
               Error(Blame::PeerLost, "another program answers at its address: " + why));
 }
 
+// The peer has left the group.
+void Openings::turned_back(const GuestPointer& guest) noexcept {
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(mutex_);
+    connection = forget(guest);
+  }
+  if (connection == nullptr) return;
+  connection->close(not_used());
+  unreachable(guest->peer, guest->traffic, Error(Blame::PeerLost, "it has left the group"));
+}
+
 // A connection ended before its hello.
 void Openings::gone(const GuestPointer& guest, const Error& why) noexcept {
   std::shared_ptr<Connection> connection;
@@ -414,7 +367,6 @@ void Openings::cannot_take_in(const Error& why) noexcept {
   {
     MutexLock lock(mutex_);
     core = core_.lock();
-    if (!has_begun_) short_ = why;
     is_joining = joining_.has_value();
   }
   if (!core || (!is_joining && pending().empty())) return;
@@ -423,7 +375,6 @@ void Openings::cannot_take_in(const Error& why) noexcept {
 }
 
 std::shared_ptr<Connection> Openings::forget(const GuestPointer& guest) {
-  guest->patience.reset();
   std::erase(guests_, guest);
   if (guest->peer >= 0 && slot_of(guest->peer, guest->traffic).next == guest)
     slot_of(guest->peer, guest->traffic).next.reset();
@@ -435,14 +386,11 @@ std::shared_ptr<Connection> Openings::forget(const GuestPointer& guest) {
 }
 
 void Openings::close() noexcept {
-  std::unique_ptr<Listener> listener;
+  std::shared_ptr<Door> door;
   std::vector<std::shared_ptr<Connection>> left;
   {
     MutexLock lock(mutex_);
-    closed_ = true;
-    listener = std::move(listener_);
-    left.assign(early_.begin(), early_.end());
-    early_.clear();
+    door = std::exchange(door_, nullptr);
     for (Slot& slot : slots_) {
       slot.timer.reset();
       if (slot.ours) slot.ours->is_over = true;
@@ -450,10 +398,21 @@ void Openings::close() noexcept {
     }
     while (!guests_.empty()) left.push_back(forget(GuestPointer(guests_.back())));
   }
+  if (door) door->leave(group_);
   for (const auto& connection : left) connection->close(not_used());
 }
 
 // --- Queries ---
+
+Table Openings::table() const {
+  MutexLock lock(mutex_);
+  return table_;
+}
+
+std::shared_ptr<Door> Openings::door() const {
+  MutexLock lock(mutex_);
+  return door_;
+}
 
 std::string Openings::transport_to(int peer) const {
   std::string address;

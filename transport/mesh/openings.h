@@ -12,20 +12,18 @@
 //
 // Connections that end by agreement (closings.h) are opened again in the same way.
 //
-// A peer is trusted that sends a hello with the group's token, and before that proves that it knows
-// the group's secret, if there is one (challenge.h); other connections are closed, with a warning
-// in the log.
+// The Door accepts the connections that other ranks make.
 //
 // The group's Core owns it. Thread-safe; nothing blocks.
 #pragma once
 
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <weft/base/mutex.h>
-#include <weft/transport/mesh/challenge.h>
+#include <weft/transport/mesh/door.h>
+#include <weft/transport/mesh/guest.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/mesh/table.h>
 #include <weft/transport/transport.h>
@@ -44,13 +42,12 @@ class Openings final : public std::enable_shared_from_this<Openings> {
     Later,
   };
 
-  // Listens. Connections that arrive wait until begin(). `place` begins the log's lines. Throws the
-  // connector's errors.
-  static std::shared_ptr<Openings> make(std::shared_ptr<Connector> connector,
-                                        const JoinOptions& options, const std::string& place,
-                                        Reroute reroute = {});
+  // The connections of a group whose ranks connect through this door. `group` names it in a hello;
+  // `members`: its ranks as ranks of the first group of that door. `place` begins the log's lines.
+  static std::shared_ptr<Openings> make(std::shared_ptr<Door> door, const Token& group,
+                                        std::vector<int> members, const JoinOptions& options,
+                                        const std::string& place);
   ~Openings();
-  std::string address() const { return listener_->address(); }
 
   // Takes connections in, and hands them to `core`. Until joined() is called, `joining` limits
   // connecting; afterwards the group's timeout does.
@@ -65,9 +62,22 @@ class Openings final : public std::enable_shared_from_this<Openings> {
   void stay(int peer, Traffic traffic) noexcept;
   // It has ended. Takes in the connection, or opens the one, that has waited for that.
   void left(int peer, Traffic traffic) noexcept;
-  // Ends listening, and connections that are not a rank's yet.
+  // Leaves the door, and ends connections that are not a rank's yet.
   void close() noexcept;
 
+  // Called on the loop. A peer has connected and sent this hello to the door.
+  void arrive(const GuestPointer& guest, const Hello& hello) noexcept;
+  // The next message of a guest that this rank has connected to.
+  void greet(const GuestPointer& guest, const Arrival& arrival) noexcept;
+  // A guest's connection has ended before it has greeted.
+  void gone(const GuestPointer& guest, const Error& why) noexcept;
+  // The door cannot accept connections.
+  void cannot_take_in(const Error& why) noexcept;
+
+  // The table of begin() and the ranks of make(), for a group that some of these ranks make.
+  Table table() const;
+  const std::vector<int>& members() const { return members_; }
+  std::shared_ptr<Door> door() const;
   // The transport that leads to a peer: that of its connection, or the one that would be used;
   // empty if the connector has only one.
   std::string transport_to(int peer) const;
@@ -75,19 +85,6 @@ class Openings final : public std::enable_shared_from_this<Openings> {
   std::vector<int> pending() const;
 
  private:
-  // The other end of a connection that has not greeted yet.
-  struct Guest {
-    std::shared_ptr<Connection> connection;  // until greeted; then the core owns it
-    int peer = -1;  // the rank that we connected to, or that has sent its hello
-    Traffic traffic = Traffic::Collectives;
-    bool is_ours = false;      // this rank has connected
-    std::uint32_t closed = 0;  // of its hello
-    bool greeted = false;
-    bool is_over = false;
-    std::optional<Challenge> challenge;  // until the peer has proved that it knows the secret
-    EventLoop::Registration patience;    // time limit for the hello of a rank that has connected
-  };
-  using GuestPointer = std::shared_ptr<Guest>;
   // One connection to one peer, as this rank knows it.
   struct Slot {
     enum class State : std::uint8_t { Closed, Waits, Connects, Open, Leaves };
@@ -103,19 +100,16 @@ class Openings final : public std::enable_shared_from_this<Openings> {
   };
   Slot& slot_of(int peer, Traffic traffic) WEFT_REQUIRES(mutex_);
 
-  Openings(std::shared_ptr<Connector> connector, const JoinOptions& options,
-           const std::string& place, Reroute reroute);
+  Openings(std::shared_ptr<Door> door, const Token& group, std::vector<int> members,
+           const JoinOptions& options, const std::string& place);
   void connect(int peer, Traffic traffic) noexcept;
   void wait_for(int peer, Traffic traffic, std::chrono::milliseconds time) WEFT_REQUIRES(mutex_);
   void unreachable(int peer, Traffic traffic, const Error& why) noexcept;
   // The connection could not be made over this transport: tries another, or reports the peer as
   // unreachable.
   void failed(int peer, Traffic traffic, const std::string& transport, const Error& why) noexcept;
-  // Takes in a connection that was accepted. Limits the time for its hello and the number of
-  // connections that have sent none.
-  void admit(std::shared_ptr<Connection> connection);
-  void receive(const GuestPointer& guest);
-  void greet(const GuestPointer& guest, const Arrival& arrival) noexcept;
+  // Counts the guest among those that have not greeted. False if this object is closed.
+  bool expect(const GuestPointer& guest);
   void challenged(const GuestPointer& guest, const Arrival& arrival) noexcept;
   void take_in(const GuestPointer& guest, const std::shared_ptr<Connection>& connection) noexcept;
   void crossed(const GuestPointer& guest, bool is_told) noexcept;
@@ -125,30 +119,27 @@ class Openings final : public std::enable_shared_from_this<Openings> {
   void say_hello(Connection& connection, int peer, Traffic traffic, Answer answer = Answer::Takes);
   // Drops a connection that the peer does not use any more.
   void drop(const GuestPointer& guest) noexcept;
+  void turned_back(const GuestPointer& guest) noexcept;
   void turn_away(const GuestPointer& guest, const std::string& why);
   void replace(int peer, Traffic traffic) noexcept;
-  void gone(const GuestPointer& guest, const Error& why) noexcept;
-  void cannot_take_in(const Error& why) noexcept;
   // Stops waiting for the guest and returns its connection, if it still has one.
   std::shared_ptr<Connection> forget(const GuestPointer& guest) WEFT_REQUIRES(mutex_);
 
   const std::shared_ptr<Connector> connector_;
+  const Reroute reroute_;  // may be empty
+  const Token group_;
+  const std::vector<int> members_;
   const JoinOptions options_;
   const std::string place_;
-  const Reroute reroute_;  // may be empty
-  std::unique_ptr<Listener> listener_;
+  const bool has_listened_;  // all peers listened before this group was made
 
   mutable Mutex mutex_;
+  std::shared_ptr<Door> door_ WEFT_GUARDED_BY(mutex_);  // null once this object is closed
   std::weak_ptr<Core> core_ WEFT_GUARDED_BY(mutex_);
   Table table_ WEFT_GUARDED_BY(mutex_);  // empty until begin()
   std::optional<Deadline> joining_ WEFT_GUARDED_BY(mutex_);
-  // Before begin(): connections that were accepted, and why others were not.
-  std::deque<std::shared_ptr<Connection>> early_ WEFT_GUARDED_BY(mutex_);
-  std::optional<Error> short_ WEFT_GUARDED_BY(mutex_);
   std::vector<GuestPointer> guests_ WEFT_GUARDED_BY(mutex_);  // not greeted yet
   std::vector<Slot> slots_ WEFT_GUARDED_BY(mutex_);           // by peer and Traffic
-  bool has_begun_ WEFT_GUARDED_BY(mutex_) = false;
-  bool closed_ WEFT_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weft::transport::mesh

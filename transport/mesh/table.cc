@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <map>
 
+#include <weft/transport/challenge.h>
 #include <weft/transport/little_endian.h>
 #include <weft/transport/mesh/table.h>
 #include <weft/transport/stream/frame.h>
@@ -87,6 +89,36 @@ Result<Content> read_front(Fields& fields) {
 }
 
 }  // namespace
+
+Table part_of(const Table& table, const std::vector<int>& ranks, const std::string& of_host) {
+  Table part;
+  part.token = table.token;
+  std::map<std::uint32_t, std::uint32_t> numbers;  // of hosts
+  for (const int rank : ranks) {
+    const auto at = static_cast<std::size_t>(rank);
+    part.addresses.push_back(table.addresses[at]);
+    const auto number = static_cast<std::uint32_t>(numbers.size());
+    part.hosts.push_back(numbers.emplace(table.hosts[at], number).first->second);
+  }
+  const bool knows_hosts = std::any_of(table.hosts.begin(), table.hosts.end(),
+                                       [](std::uint32_t host) { return host > 0; });
+  // The transport to all others is known where it is that of rank 0 of the table, or of a host.
+  if (knows_hosts && numbers.size() == 1) {
+    part.transport = of_host;
+  } else if (!knows_hosts) {
+    part.transport = table.transport;
+  }
+  return part;
+}
+
+Token group_of(const Token& token, const std::string& group_name) {
+  constexpr std::string_view kPurpose = "weft group 1";
+  const Proof proof = sign({reinterpret_cast<const char*>(token.data()), token.size()},
+                           {std::as_bytes(std::span(kPurpose)), bytes_of(group_name)});
+  Token group;
+  std::copy_n(proof.begin(), group.size(), group.begin());
+  return group;
+}
 
 std::vector<std::byte> encode_address(const std::string& address) {
   auto bytes = front(Content::Address);

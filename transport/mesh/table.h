@@ -21,6 +21,13 @@ struct Table {
   std::vector<std::uint32_t> hosts;
 };
 
+// The table of a group of some ranks of another, which all of them have. `of_host`: the transport
+// between ranks of one host.
+Table part_of(const Table& table, const std::vector<int>& ranks, const std::string& of_host);
+// Names the group in a hello. Equal on all ranks, and different for each group of the ranks that
+// know this token.
+Token group_of(const Token& token, const std::string& group_name);
+
 constexpr std::size_t kMaxAddress = 8192;  // bytes of one address
 constexpr std::size_t kMaxName = 32;       // bytes of a transport's name
 

@@ -22,6 +22,7 @@ struct HelloLayout {
   std::uint32_t ranks;
   std::uint32_t closed;
   Token token;
+  Token group;
 };
 static_assert(sizeof(HelloLayout) == kHelloBytes);
 
@@ -52,7 +53,8 @@ std::array<std::byte, kHelloBytes> encode(const Hello& hello) {
                            .rank = hello.rank,
                            .ranks = hello.ranks,
                            .closed = hello.closed,
-                           .token = hello.token};
+                           .token = hello.token,
+                           .group = hello.group};
   return std::bit_cast<std::array<std::byte, kHelloBytes>>(layout);
 }
 
@@ -68,10 +70,11 @@ Result<Hello> decode_hello(Bytes header) {
   }
   if (layout.traffic >= kConnectionsPerPair)
     return refused("a hello for connection " + std::to_string(layout.traffic));
-  if (layout.answer > static_cast<std::uint8_t>(Answer::Crossed))
+  if (layout.answer > static_cast<std::uint8_t>(kLastAnswer))
     return refused("a hello with answer " + std::to_string(layout.answer));
   if (layout.rank >= layout.ranks) return refused("a hello of rank " + std::to_string(layout.rank));
   return Hello{layout.token,
+               layout.group,
                layout.rank,
                layout.ranks,
                static_cast<Traffic>(layout.traffic),

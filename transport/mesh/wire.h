@@ -30,7 +30,7 @@ inline constexpr std::array kTraffics = {Traffic::Collectives, Traffic::Messages
 using Token = std::array<std::byte, 16>;
 
 constexpr std::uint32_t kMagic = 0x6d746677;  // "wftm"
-constexpr std::uint16_t kVersion = 6;
+constexpr std::uint16_t kVersion = 7;
 
 // Tells whether the sender of a hello uses the connection.
 enum class Answer : std::uint8_t {
@@ -38,11 +38,15 @@ enum class Answer : std::uint8_t {
   // Refuses it: two ranks have connected to each other at once, and use the connection that the
   // higher rank has made.
   Crossed = 1,
+  // Refuses it: the sender has left the group.
+  Left = 2,
 };
+constexpr Answer kLastAnswer = Answer::Left;
 
 // Both sides send one first, and accept nothing else before they have the other's.
 struct Hello {
-  Token token{};  // the group's; a process that knows it has read the group's store
+  Token token{};  // of the Door's first group; a process that knows it has read the group's store
+  Token group{};  // the group, of some of those ranks (see group_of()); 0: the first one
   std::uint32_t rank = 0;
   std::uint32_t ranks = 0;
   Traffic traffic = Traffic::Collectives;
@@ -52,7 +56,7 @@ struct Hello {
   std::uint32_t closed = 0;
 };
 
-constexpr std::size_t kHelloBytes = 36;
+constexpr std::size_t kHelloBytes = 52;
 std::array<std::byte, kHelloBytes> encode(const Hello& hello);
 Result<Hello> decode_hello(Bytes header);
 

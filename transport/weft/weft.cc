@@ -97,6 +97,7 @@ class Pairs final : public Connector {
     }
     return {};
   }
+  std::string transport_of_host() const override { return kShared; }
   std::unique_ptr<Listener> listen(const ListenOptions& options) override {
     return std::make_unique<OnEach>(transports_, options);
   }
