@@ -70,6 +70,9 @@ struct Collective {
   std::span<const Slice> inputs;
   std::span<const Slice> outputs;  // equal to `inputs` if the kind is in place
   Training training = {};          // of a broadcast or an all_reduce
+  // Of an all_to_all: all parts have the same number of bytes here, and on the other ranks if they
+  // say so too. Messages between hosts may then be gathered. Ranks may differ in it.
+  bool has_equal_parts = false;
 
   // The only slice of inputs, or of outputs.
   Elements input() const { return {inputs.front(), dtype, training}; }

@@ -130,10 +130,12 @@ Rows rows_of(const std::string& operation, const std::string& name, const at::Te
 }
 
 // Issues an all_to_all. Parts may be empty here and not on other ranks, so a rank takes part
-// even if all of its own are empty.
+// even if all of its own are empty. `has_equal_parts`: by the form of the call, so that the ranks
+// need not tell each other.
 Work issue_exchange(Core& core, const char* name, Tensors tensors,
                     std::span<const at::Tensor> writes, std::span<const Slice> to,
-                    std::span<const Slice> from, group::Operation::Parts parts) {
+                    std::span<const Slice> from, group::Operation::Parts parts,
+                    bool has_equal_parts) {
   const at::Tensor like = tensors.front();
   return core.operations.issue(
       {.name = name,
@@ -147,7 +149,12 @@ Work issue_exchange(Core& core, const char* name, Tensors tensors,
        .parts = [&] { return parts; },
        .may_skip = false},
       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-        ops.push_back(ranks.all_to_all(to, from, tensor::dtype_of(like.scalar_type()), pin, ready));
+        ops.push_back(ranks.run({.kind = transport::CollectiveKind::AllToAll,
+                                 .dtype = tensor::dtype_of(like.scalar_type()),
+                                 .inputs = from,
+                                 .outputs = to,
+                                 .has_equal_parts = has_equal_parts},
+                                pin, ready));
       });
 }
 
@@ -516,7 +523,8 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
   Tensors pinned = outputs;
   pinned.insert(pinned.end(), inputs.begin(), inputs.end());
   return limited(issue_exchange(core(), "all_to_all", std::move(pinned), outputs, to, from,
-                                {sizes_of(inputs), sizes_of(outputs)}));
+                                {sizes_of(inputs), sizes_of(outputs)},
+                                /*has_equal_parts=*/false));
 }
 
 Work ProcessGroup::all_to_all_single(at::Tensor output, at::Tensor input,
@@ -526,6 +534,7 @@ Work ProcessGroup::all_to_all_single(at::Tensor output, at::Tensor input,
   check_tensor(core(), name, "input", input, Use::Reads);
   check_tensor(core(), name, "output", output, Use::Writes);
   check_same_kind(name, "output", output, input);
+  const bool divides_equally = input_splits.empty() && output_splits.empty();
   const Rows sends = rows_of(name, "input", input, std::move(input_splits), size());
   const Rows takes = rows_of(name, "output", output, std::move(output_splits), size());
   if (input.sizes().slice(1) != output.sizes().slice(1)) {
@@ -542,7 +551,8 @@ Work ProcessGroup::all_to_all_single(at::Tensor output, at::Tensor input,
   }
   check_apart(name, {{"output", takes.slices, rank(), true}, {"input", sends.slices, rank()}});
   return limited(issue_exchange(core(), name, {output, input}, written(output), takes.slices,
-                                sends.slices, {sends.elements(), takes.elements()}));
+                                sends.slices, {sends.elements(), takes.elements()},
+                                divides_equally));
 }
 
 Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {

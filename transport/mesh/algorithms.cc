@@ -534,6 +534,9 @@ void write(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch) {
   plan.clear(job.ranks);
   plan.arithmetic = arithmetic_of(job.call.dtype, job.call.op, job.ranks);
   const bool has_parts = job.call.kind == Kind::AllGather || job.call.kind == Kind::ReduceScatter;
+  const bool is_gathered =
+      job.call.kind == Kind::AllToAll && choice.algorithm == Algorithm::Leaders;
+  if (is_gathered) return append_exchange(plan, job, scratch);
   if (choice.algorithm == Algorithm::Leaders) return append_by_leaders(plan, job, scratch);
   if (choice.algorithm != Algorithm::Slices) return append(plan, job, choice, scratch);
   has_parts ? append_in_parts(plan, job, choice.chunk_bytes, scratch)

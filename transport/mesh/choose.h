@@ -28,7 +28,8 @@ enum class Algorithm {
   // same way back.
   Halving,
   // In two levels (levels.h): the ranks of each host give one of them their data; these leaders
-  // do the collective over the network, and give the ranks of their hosts the result.
+  // do the collective over the network, and give the ranks of their hosts the result. An all_to_all
+  // of equal parts has one leader for each other host.
   Leaders,
   // In two levels: like Leaders, but each rank of a host leads for one slice of the memory, so that
   // all of them share the work, and chunk by chunk, so that the network carries one chunk while the
@@ -51,6 +52,10 @@ using Chooser = std::function<Choice(const Call&, const Arithmetic&, int ranks)>
 // chooser does.
 Choice choose_in_levels(const Call& call, const Arithmetic& arithmetic, const Layout& layout,
                         int ranks, const Chooser& chooser);
+
+// True if an all_to_all with parts of so many bytes each, on all ranks, gathers its messages
+// between hosts: the parts are so small that a message costs more than its bytes.
+bool gathers_parts(const Layout& layout, std::size_t part_bytes);
 
 // Chunks in transit from one rank to another at a time: enough to keep both busy, few enough to
 // stay in the cache.

@@ -16,6 +16,16 @@ bool is_aligned(const std::byte* data, Dtype dtype) {
   return reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) == 0;
 }
 
+Job job_of(const Operation& operation, const Core& core) {
+  return {.call = operation.call,
+          .rank = core.rank,
+          .ranks = core.ranks,
+          .data = operation.data,
+          .inputs = operation.inputs,
+          .outputs = operation.outputs,
+          .layout = &core.layout};
+}
+
 }  // namespace
 
 void Collectives::call(std::shared_ptr<Operation> operation) {
@@ -66,13 +76,7 @@ void Collectives::start(Operation& operation) {
   for (int peer = 0; peer < core_.ranks; ++peer) {
     if (const auto& lost = core_.lost(peer)) return core_.fail(*lost);
   }
-  const Job job{.call = operation.call,
-                .rank = core_.rank,
-                .ranks = core_.ranks,
-                .data = operation.data,
-                .inputs = operation.inputs,
-                .outputs = operation.outputs,
-                .layout = &core_.layout};
+  const Job job = job_of(operation, core_);
   const Arithmetic arithmetic = arithmetic_of(job.call.dtype, job.call.op, job.ranks);
   // The first barrier ends joining (mesh.cc): along a tree, so that joining opens few connections.
   const bool ends_joining = operation.sequence == 0 && job.call.kind == Kind::Barrier;
@@ -80,10 +84,15 @@ void Collectives::start(Operation& operation) {
       ends_joining ? Choice{Algorithm::Tree}
                    : choose_in_levels(job.call, arithmetic, core_.layout, job.ranks, core_.chooser);
   write(operation.plan, job, choice, core_.scratch);
-  const auto& steps = operation.plan.steps();
-  operation.steps_left = static_cast<std::uint32_t>(steps.size());
+  operation.steps_left = 0;
   held_.resize(static_cast<std::size_t>(core_.ranks));
-  for (Plan::Index index = 0; index < steps.size(); ++index) {
+  start_steps(operation, 0);
+}
+
+void Collectives::start_steps(Operation& operation, Plan::Index first) {
+  const auto& steps = operation.plan.steps();
+  operation.steps_left += static_cast<std::uint32_t>(steps.size()) - first;
+  for (Plan::Index index = first; index < steps.size(); ++index) {
     if (steps[index].waits_for == 0) released_.push_back(index);
     // Both ranks of a step need its connection; the higher one opens it.
     if (const int peer = steps[index].peer; peer >= 0) {
@@ -101,6 +110,7 @@ void Collectives::run_released() {
 
 void Collectives::run(Plan::Index index) {
   Plan::Step& step = current_->plan.steps()[index];
+  if (step.state != Plan::State::Waiting) return;
   switch (step.action) {
     case Plan::Action::Send: return send(index);
     case Plan::Action::Copy:
@@ -134,14 +144,44 @@ void Collectives::arrived(int peer, const Message& message, const std::byte* in_
 }
 
 void Collectives::consider(int peer) {
-  const Held& held = held_[static_cast<std::size_t>(peer)];
+  Held& held = held_[static_cast<std::size_t>(peer)];
   if (!held.is_here) return;
   if (held.header.sequence < over_) {
     return core_.fail(mismatch(peer, held, last_[held.header.sequence % last_.size()]));
   }
-  if (!current_ || held.header.sequence > current_->sequence || !fits(peer, held)) return;
+  if (!current_ || held.header.sequence > current_->sequence) return;
+  if (differs_in_gathering(held.header.call)) {
+    if (held.header.call.bytes > 0) {
+      held.is_here = false;
+      core_.discard(peer, Traffic::Collectives);  // the peer will send its parts once more
+      return;
+    }
+    stop_gathering();
+  }
+  if (!fits(peer, held)) return;
   Plan::Step& step = *current_->plan.expected(peer, held.header.number);
   if (step.waits_for == 0) take(peer, step);
+}
+
+bool Collectives::differs_in_gathering(const Call& call) const {
+  const Call& here = current_->call;
+  if (here.kind != Kind::AllToAll || !core_.layout.has_levels()) return false;
+  if ((call.bytes == 0) == (here.bytes == 0)) return false;
+  Call same = call;
+  same.bytes = here.bytes;
+  return same == here;
+}
+
+// A rank whose parts may differ in size sends to every rank by itself, and none of the ranks that
+// gather can end before it has had such a rank's parts. So each of them gets here before its end,
+// and then sends its own parts to every rank as well. What it has gathered before, the others drop.
+void Collectives::stop_gathering() {
+  Operation& operation = *current_;
+  operation.call.bytes = 0;
+  operation.steps_left -= operation.plan.abandon();
+  const Plan::Index first = operation.plan.next();
+  append(operation.plan, job_of(operation, core_), {Algorithm::Direct}, core_.scratch);
+  start_steps(operation, first);
 }
 
 // Returns true if the message belongs to a waiting step; otherwise breaks the communicator.

@@ -50,6 +50,8 @@ class Collectives {
 
   bool start_next();
   void start(Operation& operation);
+  // Starts the steps of its plan from this one on.
+  void start_steps(Operation& operation, Plan::Index first);
   void run_released();
   void run(Plan::Index index);
   void send(Plan::Index index);
@@ -57,6 +59,10 @@ class Collectives {
   void finish();
   // Accepts the peer's message if a step of the current operation waits for it.
   void consider(int peer);
+  // True if the call is the current one, but only one of the two gathers equal parts.
+  bool differs_in_gathering(const Call& call) const;
+  // Gives up the current plan, which gathers equal parts, because another rank does not.
+  void stop_gathering();
   bool fits(int peer, const Held& held) const;
   Error mismatch(int peer, const Held& held, const Call& here) const;
   void take(int peer, Plan::Step& step);

@@ -84,6 +84,12 @@ class Levels {
                           .precision = Precision::Widens});
   }
 
+  // Calls function(rank) for the other ranks of this host, first for the next one.
+  template <class Function>
+  void for_each_mate_in_turn(const Function& function) const {
+    for (int step = 1; step < members(); ++step)
+      function(mates_[static_cast<std::size_t>((place_ + step) % members())]);
+  }
   // Calls function(k, turn) for so many chunks.
   template <class Function>
   void in_turn(std::size_t chunks, const Function& function);
@@ -118,6 +124,9 @@ void Levels::in_turn(std::size_t chunks, const Function& function) {
 
 // Collectives in which one rank leads each host: all_reduce, broadcast, reduce, barrier.
 void append_by_leaders(Plan& plan, const Job& job, Scratch& scratch);
+// An all_to_all whose parts have one size on all ranks. In one level they may differ: a leader
+// could not tell how many bytes another host sends.
+void append_exchange(Plan& plan, const Job& job, Scratch& scratch);
 // Collectives of one memory in which each rank leads for its slice: all_reduce, broadcast, reduce.
 void append_in_slices(Plan& plan, const Job& job, std::size_t chunk_bytes, Scratch& scratch);
 // Collectives in which each rank has its own part: all_gather, reduce_scatter.

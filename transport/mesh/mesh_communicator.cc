@@ -6,7 +6,7 @@ namespace weft::transport::mesh {
 namespace {
 
 // Sets only the fields that the kind uses, because ranks compare all of them.
-Call call_of(const Collective& collective) {
+Call call_of(const Collective& collective, const Layout& layout) {
   Call call{.kind = collective.kind, .dtype = collective.dtype};
   if (reduces(collective.kind)) call.op = collective.op;
   switch (collective.kind) {
@@ -20,6 +20,9 @@ Call call_of(const Collective& collective) {
       for (const Slice& input : collective.inputs) call.bytes += input.bytes;
       break;
     case Kind::AllToAll:
+      if (collective.has_equal_parts && gathers_parts(layout, collective.inputs.front().bytes))
+        call.bytes = collective.inputs.front().bytes;
+      break;
     case Kind::Barrier: break;
   }
   switch (collective.kind) {
@@ -62,7 +65,7 @@ Op MeshCommunicator::run(const Collective& collective, Pin pin, Fence ready) noe
   if (reduces(collective.kind) && !can_reduce(collective.dtype, collective.op))
     return refused(collective.kind, collective.dtype, collective.op);
   return core_->call([&](Operation& operation) {
-    operation.call = call_of(collective);
+    operation.call = call_of(collective, core_->layout);
     // The operation may be one that has ended, and then holds slices of another kind.
     operation.data = {};
     operation.inputs.clear();

@@ -24,8 +24,6 @@ class Parts : Levels {
   // Calls function(rank) for the ranks of other hosts whose counterpart on this host is `mate`.
   template <class Function>
   void for_each_far(int mate, const Function& function) const;
-  template <class Function>
-  void for_each_mate_in_turn(const Function& function) const;
 };
 
 template <class Function>
@@ -36,12 +34,6 @@ void Parts::for_each_far(int mate, const Function& function) const {
       if (counterpart(host_, layout_.place_of(rank)) == mate) function(rank);
     }
   }
-}
-
-template <class Function>
-void Parts::for_each_mate_in_turn(const Function& function) const {
-  for (int step = 1; step < members(); ++step)
-    function(mates_[static_cast<std::size_t>((place_ + step) % members())]);
 }
 
 // A rank sends its data to its counterpart on each other host, which hands it to the ranks there.

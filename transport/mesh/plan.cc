@@ -107,6 +107,21 @@ Plan::Index Plan::all_since(Index first, Index also, bool with_sends) {
   return joint == kNone ? only : joint;
 }
 
+std::uint32_t Plan::abandon() {
+  std::uint32_t dropped = 0;
+  for (Step& step : steps_) {
+    step.first_link = kNone;
+    if (step.state != State::Waiting) continue;
+    step.state = State::Done;
+    ++dropped;
+  }
+  for (Parts& parts : parts_) {
+    parts.sent = 0;
+    parts.received.clear();
+  }
+  return dropped;
+}
+
 std::byte* Plan::scratch(std::size_t bytes, Scratch& pool) {
   borrowed_.push_back({pool.take(bytes), bytes});
   return borrowed_.back().block.get();

@@ -76,6 +76,9 @@ class Plan {
   Index convert(const Fold::Operands& place);
   // Makes `later` wait until `earlier` is done. kNone as `earlier` adds no wait.
   void after(Index earlier, Index later);
+  // Drops the steps that have not started, and lets nothing wait for the others; parts are counted
+  // from 0 again. Returns the number of steps dropped.
+  std::uint32_t abandon();
   // Takes memory from the pool and keeps it until release().
   std::byte* scratch(std::size_t bytes, Scratch& pool);
   void release(Scratch& pool);

@@ -93,8 +93,12 @@ std::string describe(const Call& call) {
   std::string text(name(call.kind));
   if (call.kind == Kind::Barrier) return text;
   text += " of ";
-  text += call.kind == Kind::AllToAll ? std::string(name(call.dtype))
-                                      : elements_text(call.bytes, call.dtype);
+  if (call.kind == Kind::AllToAll) {
+    text += call.bytes == 0 ? std::string(name(call.dtype))
+                            : "parts of " + elements_text(call.bytes, call.dtype);
+  } else {
+    text += elements_text(call.bytes, call.dtype);
+  }
   if (call.kind == Kind::AllReduce || call.kind == Kind::Reduce ||
       call.kind == Kind::ReduceScatter) {
     text += " with " + std::string(name(call.op));

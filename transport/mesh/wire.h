@@ -70,8 +70,10 @@ struct Call {
   Dtype dtype = Dtype::UInt8;
   ReduceOp op = ReduceOp::Sum;
   std::int32_t root = 0;
-  std::uint64_t bytes = 0;  // of one rank's tensor; for reduce_scatter, of all inputs together
-  Training training = {};   // of a broadcast or an all_reduce, as returned by carried()
+  // Of one rank's tensor; for reduce_scatter, of all inputs together; for all_to_all, of one part
+  // if the plan is the one that gathers equal parts (exchange.cc), else 0.
+  std::uint64_t bytes = 0;
+  Training training = {};  // of a broadcast or an all_reduce, as returned by carried()
   friend bool operator==(const Call&, const Call&) = default;
 };
 // Returns `training` reduced to the 32 bits that a header has for it: after the largest number that

@@ -25,23 +25,52 @@ using harness::Processes;
 
 constexpr int kRanks = 4;
 
-// Bytes that this host has sent over the cable.
-std::uint64_t bytes_sent() {
+struct Traffic {
+  std::uint64_t bytes = 0, packets = 0;
+  Traffic operator-(const Traffic& before) const {
+    return {bytes - before.bytes, packets - before.packets};
+  }
+};
+
+// What this host has sent over the cable.
+Traffic sent() {
   std::ifstream file("/proc/self/net/dev");
   for (std::string line; std::getline(file, line);) {
     const auto colon = line.find("weft0:");
     if (colon == std::string::npos) continue;
     std::istringstream fields(line.substr(colon + 6));
-    std::uint64_t value = 0;
-    for (int field = 0; field < 9; ++field) fields >> value;
-    return value;
+    Traffic traffic;
+    std::uint64_t received = 0;
+    for (int field = 0; field < 8; ++field) fields >> received;
+    fields >> traffic.bytes >> traffic.packets;
+    return traffic;
   }
   ADD_FAILURE() << "no device weft0";
-  return 0;
+  return {};
 }
 
 at::Tensor numbers_of(int rank, std::int64_t count) {
   return torch::arange(count, at::kFloat).remainder(97) + rank;
+}
+
+// The forms of an all_to_all in which every rank sends as much to each.
+enum class Form { Single, Splits, Lists };
+
+// Rank r sends numbers + r to rank 0, as many more to rank 1, and so on.
+void expect_exchanged(ProcessGroup& group, std::int64_t count,
+                      const std::function<Form(int rank)>& form_of) {
+  const auto input = numbers_of(group.rank(), kRanks * count);
+  auto output = torch::zeros_like(input);
+  const std::vector<std::int64_t> splits(kRanks, count);
+  switch (form_of(group.rank())) {
+    case Form::Single: group.all_to_all_single(output, input).wait(); break;
+    case Form::Splits: group.all_to_all_single(output, input, splits, splits).wait(); break;
+    case Form::Lists: group.all_to_all(output.chunk(kRanks), input.chunk(kRanks)).wait(); break;
+  }
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const auto part = numbers_of(rank, kRanks * count).narrow(0, group.rank() * count, count);
+    EXPECT_TRUE(torch::equal(output.narrow(0, rank * count, count), part)) << count;
+  }
 }
 
 // Runs every collective that has two levels; rank r has numbers + r.
@@ -67,7 +96,23 @@ void expect_right(ProcessGroup& group, std::int64_t count) {
   const auto repeated = mine.repeat({kRanks});
   group.reduce_scatter_into(data, repeated).wait();
   EXPECT_TRUE(torch::equal(data, sum)) << count;
+  expect_exchanged(group, count, [](int) { return Form::Single; });
   group.barrier().wait();
+}
+
+// Four ranks send each other numbers: two messages each way for each rank, or one for all.
+void expect_gathered_messages(ProcessGroup& group) {
+  constexpr int kCalls = 200;
+  const auto packets_of = [&](Form form) {
+    group.barrier().wait();
+    const Traffic before = sent();
+    for (int call = 0; call < kCalls; ++call) expect_exchanged(group, 1, [&](int) { return form; });
+    group.barrier().wait();
+    return (sent() - before).packets;
+  };
+  const auto gathered = packets_of(Form::Single), single = packets_of(Form::Splits);
+  EXPECT_GE(single, 4 * kCalls);
+  EXPECT_LT(gathered, single / 2);  // besides, packets confirm others
 }
 
 void be_rank(int rank) {
@@ -81,19 +126,33 @@ void be_rank(int rank) {
     if (peer != rank) EXPECT_EQ(group.transport(peer), peer / 2 == rank / 2 ? "shm" : "tcp");
   }
   for (const std::int64_t count : {1, 1000, 300'001}) expect_right(group, count);
+  // A rank that gives equal splits, or lists, meets those that do not.
+  for (int round = 0; round < 3 * kRanks; ++round) {
+    expect_exchanged(group, round % 2 == 0 ? 1 : 300, [&](int rank) {
+      return rank == round % kRanks ? Form::Splits : rank == round % 7 ? Form::Lists : Form::Single;
+    });
+  }
+  expect_gathered_messages(group);
   constexpr std::uint64_t kBytes = 16 << 20;
   const auto large = torch::ones({kBytes / 4});
   group.barrier().wait();
-  const auto before = bytes_sent();
+  const Traffic before = sent();
   group.all_reduce(large).wait();
   group.barrier().wait();
-  const auto sent = bytes_sent() - before;
+  const auto bytes = (sent() - before).bytes;
   EXPECT_EQ(large[0].item<float>(), kRanks);
   // A host sends 2 (h - 1) / h of the bytes; flat algorithms send twice as many. The
   // rest are the packets' headers.
-  EXPECT_GE(sent, kBytes);
-  EXPECT_LT(sent, kBytes + kBytes / 4);
+  EXPECT_GE(bytes, kBytes);
+  EXPECT_LT(bytes, kBytes + kBytes / 4);
   group.barrier().wait();
+  // Rank 0 has parts of another size.
+  const auto rows = torch::zeros({kRanks * (rank == 0 ? 3 : 4)});
+  const Error error =
+      harness::error_of([&] { group.all_to_all_single(torch::zeros_like(rows), rows).wait(); });
+  EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+  EXPECT_NE(error.text().find("all_to_all of parts of 3 elements"), std::string::npos)
+      << error.what();
 }
 
 TEST(TwoHosts, EachHostsDataCrossesTheNetworkOnce) {

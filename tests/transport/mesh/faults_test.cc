@@ -220,6 +220,21 @@ INSTANTIATE_TEST_SUITE_P(
                              [](Header) { return with(Type::Request, 16, 7); }, 16}),
     [](const auto& one) { return one.param.name; });
 
+// A rank drops it only where it may itself send such parts.
+TEST_F(MeshFaults, GatheredPartOnOneHostIsRefused) {
+  join();
+  std::vector<float> numbers(8);
+  const std::vector<Slice> halves{{numbers.data(), 16, Device::host()},
+                                  {numbers.data() + 4, 16, Device::host()}};
+  const Op op = communicator->all_to_all(halves, halves, Dtype::Float32, Pin(), Fence());
+  Header header = part();
+  header.call = {.kind = Kind::AllToAll, .dtype = Dtype::Float32, .bytes = 16};
+  peer.say(Traffic::Collectives, header, 16);
+  const Error error = expect_failed(op, "all_to_all");
+  EXPECT_EQ(error.blame(), Blame::Caller);
+  EXPECT_THAT(error.text(), HasSubstr("rank 1 called all_to_all of parts of 4 elements"));
+}
+
 TEST_F(MeshFaults, ExceedingTheCreditIsRefused) {
   join();
   for (std::size_t sent = 0; sent <= kCredit; sent += kEagerBytes) {

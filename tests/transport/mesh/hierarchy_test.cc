@@ -358,7 +358,7 @@ TEST(Hierarchy, SmallCollectivesTakeFewTripsOverTheNetwork) {
        {Case{Kind::AllReduce, 2, 1}, Case{Kind::AllReduce, 8, 1}, Case{Kind::AllReduce, 16, 4},
         Case{Kind::Broadcast, 2, 1}, Case{Kind::Broadcast, 16, 4}, Case{Kind::Reduce, 16, 1},
         Case{Kind::Barrier, 2, 1}, Case{Kind::Barrier, 16, 4}, Case{Kind::AllGather, 16, 1},
-        Case{Kind::ReduceScatter, 16, 1}}) {
+        Case{Kind::ReduceScatter, 16, 1}, Case{Kind::AllToAll, 16, 1}}) {
     Hosts hosts;
     for (std::uint32_t rank = 0; rank < one.hosts * 3; ++rank) hosts.push_back(rank / 3);
     const Layout layout(hosts);

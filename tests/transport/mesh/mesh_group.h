@@ -40,7 +40,7 @@ class Group {
 
   PointToPoint& messages(std::size_t rank) { return *communicators[rank]->point_to_point(); }
   // Returns when the loops have handled everything that has happened.
-  void settle() {
+  void settle() const {
     for (int round = 0; round < 8; ++round) {
       for (const auto& loop : loops) {
         const auto turned = std::make_shared<LoopFlag>(loop);

@@ -33,6 +33,7 @@ class World {
   World(const Layout& layout, int ranks, unsigned seed) : World(ranks, seed) {
     layout_ = &layout;
     crossed.resize(static_cast<std::size_t>(layout.hosts()));
+    messages.resize(crossed.size());
   }
 
   void plan(const Call& call, const Choice& choice) {
@@ -80,7 +81,8 @@ class World {
   int ranks() const { return static_cast<int>(members.size()); }
   Member& of(int rank) { return members[static_cast<std::size_t>(rank)]; }
   std::vector<Member> members;
-  std::vector<std::size_t> crossed;  // bytes to other hosts, by host
+  std::vector<std::size_t> crossed;   // bytes to other hosts, by host
+  std::vector<std::size_t> messages;  // to other hosts, by host
   int trips = 0;  // most messages between hosts, each of which waited for another
 
  private:
@@ -133,7 +135,10 @@ class World {
     queue.erase(queue.begin());
     const Plan::Step& source = of(from).plan.steps()[index];
     const bool crosses = layout_ != nullptr && layout_->host_of(from) != layout_->host_of(to);
-    if (crosses) crossed[static_cast<std::size_t>(layout_->host_of(from))] += source.bytes;
+    if (crosses) {
+      crossed[static_cast<std::size_t>(layout_->host_of(from))] += source.bytes;
+      ++messages[static_cast<std::size_t>(layout_->host_of(from))];
+    }
     Plan& plan = of(to).plan;
     Plan::Step& target = *plan.expected(from, source.number);
     int& depth = depth_of(to, plan.index_of(target));

@@ -170,6 +170,14 @@ std::vector<Told> exchange(
             ReduceOp::Sum, Pin(), Fence());
         EXPECT_TRUE(sum.done().synchronize(Deadline::in(kLong)));
         EXPECT_THAT(sums, Each(0 + 1 + 2 + 3));
+        std::fill(mine.received.begin(), mine.received.end(), -1);
+        const Op gathered = communicator->run({.kind = CollectiveKind::AllToAll,
+                                               .dtype = Dtype::Float32,
+                                               .inputs = from,
+                                               .outputs = to,
+                                               .has_equal_parts = true},
+                                              Pin(), Fence());
+        EXPECT_TRUE(gathered.done().synchronize(Deadline::in(kLong)));
         published->store.set("end/" + std::to_string(rank), {});  // none closes before all have
         for (int other = 0; other < kRanks; ++other)
           published->store.get("end/" + std::to_string(other), Deadline::in(kLong));
