@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include <weft/engine/membership/awaited_ranks.h>
+#include <weft/engine/membership/silent_machines.h>
 #include <weft/engine/store/address.h>
 
 namespace weft::group {
@@ -68,7 +69,7 @@ void AwaitedRanks::on_event(int rank) {
 
 // Other errors tell nothing about the rank.
 void AwaitedRanks::unreachable(int rank, int error) {
-  if (error != ETIMEDOUT && error != EHOSTUNREACH && error != ENETUNREACH) return;
+  if (!is_no_answer(error)) return;
   ended_(rank, {std::string("its machine does not answer: ") + std::strerror(error), true, true});
 }
 

@@ -10,7 +10,10 @@
 // A rank that cannot be reached has died or has left. As long as a neighbour is leaving, the
 // goodbye may still come from there.
 #include <algorithm>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <weft/base/log.h>
 #include <weft/engine/membership/neighbours.h>
@@ -95,6 +98,17 @@ bool Neighbours::is_adopted(int rank) const {
   return present(rank) && static_parent(rank) != rank_ && parent_of(rank, present) == rank_;
 }
 
+// This rank's parent is behind a cable that was cut, and so may be those that would be its parent
+// next. Asks one rank of each other machine.
+void Neighbours::ask_machines() {
+  std::set<std::string> hosts{own_.host};
+  std::vector<Published> others;
+  for (const auto& [rank, address] : known_.addresses()) {
+    if (is_present(rank) && hosts.insert(address.host).second) others.push_back(address);
+  }
+  silent_->ask(others);
+}
+
 // The process of a rank that is no neighbour has ended.
 void Neighbours::suspect(int rank, const LinkEnd& end) {
   if (known_.lost().contains(rank) || known_.left().contains(rank)) return;
@@ -117,6 +131,7 @@ void Neighbours::end(bool in_order) {
   expecting_.reset();
   door_->close();
   awaited_.reset();
+  silent_.reset();
   leaves_until_.reset();
   stops_expecting_.reset();
   left_(in_order);

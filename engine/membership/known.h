@@ -37,6 +37,8 @@ class Known {
   const std::map<int, Published>& addresses() const { return addresses_; }
   std::optional<Published> address_of(int rank) const;
   const std::map<int, std::string>& lost() const { return lost_; }
+  // True if the rank is lost because its machine does not answer.
+  bool is_cut(int rank) const { return cut_.contains(rank); }
   const std::set<int>& left() const { return left_; }
 
  private:

@@ -22,7 +22,6 @@ namespace {
 
 constexpr auto kHelloPatience = std::chrono::seconds(10);
 constexpr auto kRest = std::chrono::milliseconds(100);
-constexpr auto kDialPatience = std::chrono::seconds(10);
 // How long the children of a rank that is gone may take to connect to this one, before this rank
 // looks whether they live.
 constexpr auto kChildrenCome = std::chrono::milliseconds(20);
@@ -97,6 +96,7 @@ void Neighbours::start() {
     self->suspect(who, how);
   };
   awaited_ = std::make_shared<AwaitedRanks>(loop_, greets, ended);
+  silent_ = std::make_shared<SilentMachines>(loop_);
   suspects_ = std::make_shared<Suspects>(
       loop_,
       [weak] {
@@ -394,6 +394,7 @@ void Neighbours::find_parent() {
   if (parent_ >= 0 && (present(parent_) || has_told_parent_)) return;
   dialled_.reset();
   dials_again_.reset();
+  if (parent_ >= 0 && known_.is_cut(parent_)) ask_machines();
   parent_ = parent_of(rank_, present);
   if (parent_ < 0) return events_.placed();
   dials_until_ = Deadline::in(kDialPatience);
@@ -403,6 +404,14 @@ void Neighbours::find_parent() {
 void Neighbours::dial() {
   if (is_closed_ || parent_ < 0 || !is_present(parent_)) return;
   const Published& address = known_.addresses().at(parent_);
+  if (silent_->contains(address.host)) {
+    // In a later turn: there may be many such machines, each of which this rank then loses.
+    dials_again_ = loop_->at(Deadline::in(std::chrono::seconds(0)), [weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (self) self->note_lost(self->parent_, {"its machine does not answer", true, true});
+    });
+    return;
+  }
   try {
     dialled_ = make_link(dial_socket(address), parent_);
     open(*dialled_, address);

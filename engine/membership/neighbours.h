@@ -12,8 +12,8 @@
 // blocks.
 //
 // It has more than 25 functions and 15 members, beside those of its parts (Door, Link, Known,
-// AwaitedRanks, Suspects): each piece of news may change who this rank's parent is, whom it expects
-// and whether it may leave, and these follow from the links and the news together.
+// AwaitedRanks, SilentMachines, Suspects): each piece of news may change who this rank's parent is,
+// whom it expects and whether it may leave, and these follow from the links and the news together.
 #pragma once
 
 #include <chrono>
@@ -34,6 +34,7 @@
 #include <weft/engine/membership/known.h>
 #include <weft/engine/membership/link.h>
 #include <weft/engine/membership/published.h>
+#include <weft/engine/membership/silent_machines.h>
 #include <weft/engine/membership/suspects.h>
 
 namespace weft::group {
@@ -101,6 +102,7 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   void drop_link(int rank);
   void pass_on(const Frame& frame, int from);
   void find_parent();
+  void ask_machines();
   void dial();
   void expect_children();
   void say_goodbye(Link& link);
@@ -128,6 +130,7 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   std::deque<Stranger> strangers_;  // accepted, and not greeted yet, in order of arrival
   std::shared_ptr<AwaitedRanks> awaited_;
   std::shared_ptr<Suspects> suspects_;
+  std::shared_ptr<SilentMachines> silent_;
   int parent_ = -1;
   LinkPointer dialled_;  // to the parent, until it has greeted
   Deadline dials_until_ = Deadline::never();

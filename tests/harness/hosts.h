@@ -71,6 +71,13 @@ class Hosts {
   void plug(int host) {
     run(static_cast<int>(spaces_.size()) - 1, "link set " + port_of(host) + " up");
   }
+  // Puts these hosts' cables into a switch of their own: packets to and from the others vanish.
+  void put_apart(const std::vector<int>& hosts) {
+    const int space = static_cast<int>(spaces_.size()) - 1;
+    run(space, "link add apart type bridge");
+    run(space, "link set apart up");
+    for (const int host : hosts) run(space, "link set " + port_of(host) + " master apart");
+  }
   // Switches the host's own device off: its kernel knows no way to other hosts any more.
   void switch_off(int host) { run(host, "link set weft0 down"); }
 

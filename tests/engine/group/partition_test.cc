@@ -61,6 +61,7 @@ struct Case {
   std::vector<int> killed = {};  // before that
   std::string backend = "weft";
   bool is_everyday = false;
+  std::vector<int> apart = {};  // hosts that still reach each other, and no others
 };
 void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
 
@@ -154,6 +155,7 @@ TEST_P(Partition, AtMostOnePartGoesOn) {
   if (!killed.empty()) wait_for("lost", /*by_all=*/true);
   for (const int host : one.unplugged) hosts.unplug(host);
   for (const int host : one.switched_off) hosts.switch_off(host);
+  if (!one.apart.empty()) hosts.put_apart(one.apart);
   if (one.is_mended) {
     wait_for("lost", /*by_all=*/false);
     for (const int host : one.unplugged) hosts.plug(host);
@@ -203,6 +205,16 @@ std::vector<Case> cases() {
        .host_of = {0, 0, 1, 1, 2, 2},
        .unplugged = {0},
        .go_on = {2, 3, 4, 5}},
+      // Each rank of the other part would in turn be the parent of those of this one; waiting for
+      // all of them, one by one, would take a time limit for each.
+      {.name = "TwoOfSixHosts",
+       .host_of = {0, 1, 2, 3, 4, 5},
+       .go_on = {0, 1, 2, 3},
+       .apart = {4, 5}},
+      {.name = "FourOfNineHosts",
+       .host_of = {0, 1, 2, 3, 4, 5, 6, 7, 8},
+       .go_on = {4, 5, 6, 7, 8},
+       .apart = {0, 1, 2, 3}},
       {.name = "AllHostsApart", .host_of = {0, 0, 1, 1, 2, 2}, .unplugged = {0, 1, 2}, .go_on = {}},
       // Each rank of host 0 in turn would be the parent of those that live; waiting for all of
       // them,
