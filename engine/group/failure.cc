@@ -235,16 +235,17 @@ void Failure::explain_later(const Error& error, Explained done) {
 
 bool Failure::has_lost_listener(const Error& error) const {
   if (options_.job->loop->inside()) return false;  // no thread is left that may block
-  const Deadline deadline = Deadline::in(kLossIsTold);
+  std::vector<Published> addresses;
   for (const int rank : error.ranks()) {
     if (rank < 0 || rank >= options_.size || rank == options_.rank) continue;
     const int member = options_.global_ranks[static_cast<std::size_t>(rank)];
     // No more news comes of a rank that has left, or is known to be gone.
     if (ledger_.member_has_left(rank) || options_.job->membership->gone(member)) continue;
     const auto address = options_.job->membership->address_of(member);
-    if (address && !still_listens(*address, deadline)) return true;
+    if (address) addresses.push_back(*address);
   }
-  return false;
+  const auto listen = still_listen(addresses, Deadline::in(kLossIsTold));
+  return std::find(listen.begin(), listen.end(), false) != listen.end();
 }
 
 // Called on the loop, where nothing may block.

@@ -134,16 +134,22 @@ void throw_if_names_lost(const Core& core, const std::vector<int>& ranks, const 
 // Throws if this rank's part of the group, which has lost sight of another part, must not go on.
 void require_majority(const Core& core, const Error& loss) {
   std::vector<Sight> ranks;
-  int reached = 0;
-  const Deadline deadline = Deadline::in(kEndIsKnown);
+  std::vector<std::size_t> asked;  // places in `ranks` of those that may have ended
+  std::vector<Published> addresses;
   for (const int rank : core.options.global_ranks) {
     const auto gone = core.options.job->membership->gone(rank);
-    reached += gone ? 0 : 1;
-    const bool lives =
-        gone && (gone->is_cut || (gone->address && still_listens(*gone->address, deadline)));
-    ranks.push_back(!gone ? Sight::Here : lives ? Sight::Cut : Sight::Ended);
+    if (gone && !gone->is_cut && gone->address) {
+      asked.push_back(ranks.size());
+      addresses.push_back(*gone->address);
+    }
+    ranks.push_back(!gone ? Sight::Here : gone->is_cut ? Sight::Cut : Sight::Ended);
+  }
+  const auto listen = still_listen(addresses, Deadline::in(kEndIsKnown));
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    if (listen[i]) ranks[asked[i]] = Sight::Cut;
   }
   if (has_majority(ranks)) return;
+  const auto reached = std::count(ranks.begin(), ranks.end(), Sight::Here);
   throw loss.with_text(
       loss.text() + " (new_group: this rank reaches " + std::to_string(reached) + " of " +
       std::to_string(core.options.size) +

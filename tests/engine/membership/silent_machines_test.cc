@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -24,6 +25,7 @@
 #include <weft/engine/membership/frame.h>
 #include <weft/engine/membership/neighbours.h>
 #include <weft/engine/membership/silent_machines.h>
+#include <weft/engine/membership/still_listens.h>
 #include <weft/engine/store/address.h>
 
 namespace {
@@ -188,6 +190,37 @@ TEST(SilentMachines, AtMost64AreAskedAtOnce) {
   });
   loop->drive([&] { return after > 0; });
   EXPECT_EQ(after - before, 64U);
+}
+
+// Processes that end when the last of them has been asked.
+TEST(StillListen, AsksAllAtOnce) {
+  std::vector<Port> ports;
+  std::vector<Published> addresses;
+  for (int i = 0; i < 8; ++i) {
+    ports.push_back(open_port("127.0.0.1"));
+    addresses.push_back(ports.back().address);
+  }
+  std::thread processes([&] {
+    std::vector<Descriptor> accepted;
+    for (const Port& one : ports) {
+      if (comes(one.socket.get()))
+        accepted.emplace_back(::accept4(one.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    }
+    ports.clear();
+  });
+  const auto listen = still_listen(addresses, Deadline::in(kLimit));
+  processes.join();
+  EXPECT_THAT(listen, testing::Each(false));
+}
+
+TEST(StillListen, ToldApartByTheirMachines) {
+  const Port living = open_port("127.0.0.1");
+  const Published ended = open_port("127.0.0.1").address;
+  const SilentMachine silent("127.0.0.2");
+  const std::vector<Published> all{ended, living.address, silent.address()};
+  EXPECT_THAT(still_listen(all, Deadline::in(kLimit)), testing::ElementsAre(false, true, false));
+  // Those that could not be asked in time are not known to have ended.
+  EXPECT_THAT(still_listen(all, Deadline::in(std::chrono::seconds(0))), testing::Each(true));
 }
 
 }  // namespace
