@@ -33,7 +33,6 @@ WorkerRecord ended(const WorkerRecord& record, Standing standing, const std::str
   WorkerRecord end;
   end.name = record.name;
   end.rank = record.rank;
-  end.has_secret = record.has_secret;
   end.standing = static_cast<int>(standing);
   end.generation = record.generation;
   end.nonce = record.nonce;

@@ -57,14 +57,6 @@ void check_name(const std::string& name) {
                                  " letters, digits, '_', ':' and '-'");
 }
 
-void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other, bool other_has) {
-  if (one_has == other_has) return;
-  throw Error(Blame::Caller,
-              describe(one_has ? one : other) + " was given a secret and " +
-                  describe(one_has ? other : one) +
-                  " none: give all workers of the job the same rpc::Options::secret, or none");
-}
-
 NotThere has_left(const Recipient& wanted) {
   return NotThere(
       Error(Blame::PeerLost, "the worker of rank " + std::to_string(wanted.rank) +
@@ -83,10 +75,9 @@ bool is_not_there(const std::exception_ptr& error) {
 }
 
 Directory::Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self,
-                     std::optional<int> size, bool has_secret, WorkerDevices devices)
+                     std::optional<int> size, WorkerDevices devices)
     : store_(std::move(store)),
       size_(size),
-      has_secret_(has_secret),
       devices_(std::move(devices)),
       self_(std::move(self)),
       claims_(store_),
@@ -130,7 +121,6 @@ Generation Directory::join(const std::vector<transport::Offer>& offers,
   const WorkerInfo own = self();
   record.name = own.name;
   record.rank = own.rank;
-  record.has_secret = has_secret_;
   record.devices = stored(devices_);
   for (const auto& offer : offers) record.offers.emplace_back(offer.transport, offer.address);
   for (const auto& offer : device_offers)
@@ -144,7 +134,6 @@ Generation Directory::join_fixed(const WorkerRecord& record, Deadline deadline,
   FixedJob job(*store_, self(), *size_);
   try {
     known_.replace(job.join(record, deadline, reports), {});
-    check_all_secrets();
     check_device_maps(known_devices(), /*more_may_come=*/false);
   } catch (...) {
     job.give_up();
@@ -155,7 +144,6 @@ Generation Directory::join_fixed(const WorkerRecord& record, Deadline deadline,
 
 Generation Directory::join_open(WorkerRecord record, const Claims::Ask& ask, Deadline deadline) {
   refresh();  // reads and checks before anything is claimed
-  check_all_secrets();
   check_device_maps(known_devices(), /*more_may_come=*/true);
   const Member joined = claims_.take(std::move(record), records_.read_all(), ask, deadline);
   {
@@ -169,13 +157,6 @@ Generation Directory::join_open(WorkerRecord record, const Claims::Ask& ask, Dea
 WorkerInfo Directory::self() const {
   MutexLock lock(mutex_);
   return self_;
-}
-
-void Directory::check_all_secrets() const {
-  const WorkerInfo own = self();
-  const WorkerTable workers = known_.table();
-  for (const auto& [rank, entry] : workers.by_rank())
-    check_secrets(own, has_secret_, entry.worker, entry.has_secret);
 }
 
 std::vector<KnownDevices> Directory::known_devices() const {

@@ -29,8 +29,6 @@ namespace weft::call {
 
 // Throws Caller if a name is empty, too long, or contains characters that names must not have.
 void check_name(const std::string& name);
-// Throws Caller if only one of the two workers was given a secret.
-void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other, bool other_has);
 
 // The wanted worker is not in the job. Caller: as far as the store says, no worker ever had that
 // name or rank. PeerLost: the worker that had it has left or is lost.
@@ -49,16 +47,15 @@ class Directory {
   // `size` is the number of workers. Without it workers come and go, and a rank of -1 stands for
   // any free rank.
   Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size,
-            bool has_secret, WorkerDevices devices);
+            WorkerDevices devices);
 
   // A text that all workers of this job share and nobody else knows.
   std::string token(Deadline deadline);
   // Publishes this worker and returns its generation. If the size is known, waits for all other
   // workers, and checks that all give the same size and that their names differ. Where workers come
   // and go, calls `ask` for a worker that has the wanted name or rank. Throws Caller if the name or
-  // rank is taken, if only some workers were given a world size, if only some were given a secret,
-  // or if device maps do not fit the workers (where these come and go: those present); Timeout,
-  // naming the missing workers.
+  // rank is taken, if only some workers were given a world size, or if device maps do not fit the
+  // workers (where these come and go: those present); Timeout, naming the missing workers.
   Generation join(const std::vector<transport::Offer>& offers,
                   const std::vector<transport::Offer>& device_offers, Deadline deadline,
                   const Claims::Ask& ask = {}, const WaitReports& reports = {});
@@ -101,13 +98,11 @@ class Directory {
   NotThere not_there(const Key& wanted, const WorkerTable& workers);
   template <class Key, class Read>
   auto look_up(const Key& key, Read read);
-  void check_all_secrets() const;
   // Includes this worker, whether or not it has joined.
   std::vector<KnownDevices> known_devices() const;
 
   const std::shared_ptr<transport::Bootstrap> store_;
   const std::optional<int> size_;
-  const bool has_secret_;
   const WorkerDevices devices_;
   mutable Mutex mutex_;
   WorkerInfo self_ WEFT_GUARDED_BY(mutex_);  // its rank is set when it has joined

@@ -30,11 +30,8 @@ WorkerRecord read_record(const Bytes& bytes) {
 }
 
 WorkerEntry entry_of(const WorkerRecord& record) {
-  WorkerEntry entry{{{record.name, record.rank}, record.generation},
-                    {},
-                    {},
-                    record.has_secret,
-                    unstored(record.devices)};
+  WorkerEntry entry{
+      {{record.name, record.rank}, record.generation}, {}, {}, unstored(record.devices)};
   for (const auto& [transport, address] : record.offers)
     entry.offers.push_back({transport, address});
   for (const auto& [transport, address] : record.device_offers)

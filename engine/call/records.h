@@ -37,15 +37,13 @@ struct WorkerRecord {
   int rank = -1;
   std::vector<std::pair<std::string, std::string>> offers;
   std::vector<std::pair<std::string, std::string>> device_offers;
-  bool has_secret = false;
   int standing = 0;
   StoredDevices devices;
   Generation generation = 0;
   std::uint64_t nonce = 0;  // tells two claims of one rank or name apart
   std::string why;          // why it is lost
   Predecessor before;
-  WEFT_FIELDS(name, rank, offers, device_offers, has_secret, standing, devices, generation, nonce,
-              why, before)
+  WEFT_FIELDS(name, rank, offers, device_offers, standing, devices, generation, nonce, why, before)
 
   bool stands(Standing wanted) const { return standing == static_cast<int>(wanted); }
   // Whether the worker lives, as far as its record says.
@@ -56,7 +54,6 @@ struct WorkerRecord {
 struct WorkerEntry : Member {
   std::vector<transport::Offer> offers;
   std::vector<transport::Offer> device_offers;  // for connections that carry device memory as well
-  bool has_secret = false;
   WorkerDevices devices;
 };
 

@@ -60,7 +60,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
       std::make_shared<HostileStore>(transport::Bootstrap::Bytes(rank.begin(), rank.end()),
                                      transport::Bootstrap::Bytes(record.begin(), record.end()));
   const auto size = data[0] % 2 == 0 ? std::optional<int>() : 2;
-  Directory directory(store, {"self", 0}, size, /*has_secret=*/false, {});
+  Directory directory(store, {"self", 0}, size, {});
   allow_errors([&] { directory.join({}, {}, Deadline::in(std::chrono::seconds(1))); });
   allow_errors([&] { directory.workers(); });
   allow_errors([&] { directory.recipient("worker1"); });

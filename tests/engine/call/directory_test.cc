@@ -18,7 +18,7 @@ namespace weft::call {
 namespace {
 
 Directory directory_of(const std::shared_ptr<transport::Bootstrap>& store, const WorkerInfo& self) {
-  return {store, self, std::nullopt, /*has_secret=*/false, {}};
+  return {store, self, std::nullopt, {}};
 }
 
 TEST(Directory, FindsTheWorkerThatHasTheNameNow) {
@@ -67,8 +67,7 @@ TEST(Directory, LowestWaitingRankNamesTheMissing) {
         EXPECT_TRUE(
             changed.wait_for(lock, std::chrono::seconds(20), [&] { return !lines.empty(); }));
       }
-      Directory directory(store, {"worker" + std::to_string(rank), rank}, 3, /*has_secret=*/false,
-                          {});
+      Directory directory(store, {"worker" + std::to_string(rank), rank}, 3, {});
       directory.join({}, {}, Deadline::in(std::chrono::seconds(30)), {},
                      {std::chrono::milliseconds(100)});
     });
@@ -82,7 +81,7 @@ TEST(Directory, LowestWaitingRankNamesTheMissing) {
 
 Directory of_size(const std::shared_ptr<transport::Bootstrap>& store, const WorkerInfo& self,
                   int size) {
-  return {store, self, size, /*has_secret=*/false, {}};
+  return {store, self, size, {}};
 }
 
 // Returns the error that join() throws.

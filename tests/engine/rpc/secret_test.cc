@@ -151,7 +151,6 @@ call::WorkerRecord forged_record(call::Standing standing, call::Generation gener
   record.name = "worker1";
   record.rank = 1;
   record.offers = {{"tcp", "127.0.0.1:9"}};
-  record.has_secret = true;
   record.standing = static_cast<int>(standing);
   record.generation = generation;
   record.why = "a stranger says so";
