@@ -1,14 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <optional>
 #include <utility>
 
 #include <weft/base/log.h>
+#include <weft/base/shortage.h>
 #include <weft/engine/call/connections.h>
 #include <weft/engine/call/core.h>
 
 namespace weft::call {
 
+namespace {
+
+// How often a process without descriptors looks for connections that make room.
+constexpr auto kRest = std::chrono::milliseconds(100);
+
+std::size_t others(const AgentCore& core) {
+  return static_cast<std::size_t>(core.identity().world_size.value_or(0));
+}
+
+}  // namespace
+
 Connections::Connections(AgentCore& core)
-    : core_(core), routes_(core.options().transports), faults_(core, core.options().faults) {}
+    : core_(core),
+      routes_(core.options().transports),
+      faults_(core, core.options().faults),
+      early_(others(core)),
+      strangers_(others(core)) {}
 
 std::vector<transport::Offer> Connections::listen(const std::string& local_address,
                                                   bool carries_devices) {
@@ -20,28 +38,59 @@ std::vector<transport::Offer> Connections::listen(const std::string& local_addre
     if (const auto core = weak.lock())
       core->connections().accept(std::move(connection), carries_devices);
   };
+  options.short_of_something = [weak = core_.weak_from_this()](const Error&) {
+    if (const auto core = weak.lock()) core->connections().make_room();
+  };
   return routes_.listen(options);
 }
 
 // Other workers may have joined earlier and have called already. The functions that they call must
 // find all workers.
 void Connections::begin() {
-  std::vector<Early> early;
+  std::deque<Early> early;
   {
     MutexLock lock(mutex_);
     joined_ = true;
-    early.swap(early_);
+    early = early_.take_all();
   }
   for (auto& one : early) serve(std::move(one.connection), one.carries_devices);
 }
 
 void Connections::accept(std::shared_ptr<transport::Connection> connection, bool carries_devices) {
+  std::optional<Early> oldest;
+  bool is_early = false;
   {
     MutexLock lock(mutex_);
     if (core_.closed()) return;
-    if (!joined_) return early_.push_back({std::move(connection), carries_devices});
+    is_early = !joined_;
+    if (is_early) oldest = early_.add({std::move(connection), carries_devices});
   }
-  serve(std::move(connection), carries_devices);
+  if (oldest) turn_away(*oldest->connection, kTooManyStrangers);
+  if (!is_early) serve(std::move(connection), carries_devices);
+}
+
+void Connections::turn_away(transport::Connection& connection, const char* why) {
+  log::warn(describe(core_.self()) + " turned away " + connection.peer() + ": " + why);
+  connection.close(Error(Blame::PeerLost, why));
+}
+
+void Connections::make_room() {
+  std::optional<Early> early;
+  std::optional<std::shared_ptr<Inbound>> stranger;
+  {
+    MutexLock lock(mutex_);
+    if (core_.closed() || (early_.is_empty() && strangers_.is_empty())) return;
+    if (descriptors_left(1) == 0) {
+      early = early_.make_room();
+      if (!early) stranger = strangers_.make_room();
+    }
+  }
+  if (early) turn_away(*early->connection, kNoDescriptorForStrangers);
+  if (stranger) (*stranger)->turn_away(kNoDescriptorForStrangers);
+  making_room_ = core_.loop()->at(Deadline::in(kRest), Task([weak = core_.weak_from_this()] {
+                                    if (const auto core = weak.lock())
+                                      core->connections().make_room();
+                                  }));
 }
 
 void Connections::serve(std::shared_ptr<transport::Connection> connection, bool carries_devices) {
@@ -55,12 +104,20 @@ void Connections::serve(std::shared_ptr<transport::Connection> connection, bool 
   }
   const auto inbound =
       std::make_shared<Inbound>(core_.weak_from_this(), std::move(connection), carries_devices);
+  std::optional<std::shared_ptr<Inbound>> oldest;
   {
     MutexLock lock(mutex_);
     if (core_.closed()) return;
     inbound_.emplace(inbound.get(), inbound);
+    oldest = strangers_.add(inbound);
   }
+  if (oldest) (*oldest)->turn_away(kTooManyStrangers);
   inbound->start();
+}
+
+void Connections::greeted(const std::shared_ptr<Inbound>& inbound) {
+  MutexLock lock(mutex_);
+  strangers_.remove(inbound);
 }
 
 std::shared_ptr<Peer> Connections::peer(const Recipient& to) {
@@ -228,6 +285,7 @@ void Connections::ended(Inbound& inbound, const Error& why) {
     if (found == inbound_.end()) return;
     ended = std::move(found->second);
     inbound_.erase(found);
+    strangers_.remove(ended);
   }
   const WorkerInfo worker = ended->worker();
   log::debug(describe(core_.self()) + ": the connection from " + describe(worker) +
@@ -251,7 +309,8 @@ Connections::All Connections::take_all() {
   MutexLock lock(mutex_);
   all.peers.swap(peers_);
   all.inbound.swap(inbound_);
-  all.early.swap(early_);
+  all.early = early_.take_all();
+  strangers_.take_all();
   return all;
 }
 

@@ -8,12 +8,15 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include <weft/base/event_loop.h>
 #include <weft/base/mutex.h>
+#include <weft/base/strangers.h>
 #include <weft/base/task.h>
 #include <weft/engine/call/directory.h>
 #include <weft/engine/call/inbound.h>
@@ -68,6 +71,8 @@ class Connections {
   // --- called by connections
   void ended(Peer& peer, std::uint64_t connection_number, const Error& why);
   void ended(Inbound& inbound, const Error& why);
+  // The worker at the other end is known.
+  void greeted(const std::shared_ptr<Inbound>& inbound);
 
   struct Early {
     std::shared_ptr<transport::Connection> connection;
@@ -76,7 +81,7 @@ class Connections {
   struct All {
     std::map<int, std::shared_ptr<Peer>> peers;
     std::map<const Inbound*, std::shared_ptr<Inbound>> inbound;
-    std::vector<Early> early;
+    std::deque<Early> early;
     void close(const Error& why) const;
   };
   // For an agent that has been closed: takes all connections, which the caller closes. None is
@@ -87,6 +92,9 @@ class Connections {
  private:
   void accept(std::shared_ptr<transport::Connection> connection, bool carries_devices);
   void serve(std::shared_ptr<transport::Connection> connection, bool carries_devices);
+  void turn_away(transport::Connection& connection, const char* why);
+  // The process has no descriptor left for a connection. On the loop.
+  void make_room();
   std::shared_ptr<Peer> made(Directory::Entry entry);
   Directory::Entry found(const Recipient& to);
   // Closes the peer's connection on the loop.
@@ -100,8 +108,11 @@ class Connections {
   std::map<int, std::shared_ptr<Peer>> peers_ WEFT_GUARDED_BY(mutex_);
   std::map<const Inbound*, std::shared_ptr<Inbound>> inbound_ WEFT_GUARDED_BY(mutex_);
   // Accepted before this worker had joined.
-  std::vector<Early> early_ WEFT_GUARDED_BY(mutex_);
+  Strangers<Early> early_ WEFT_GUARDED_BY(mutex_);
+  // Accepted later, without a hello so far.
+  Strangers<std::shared_ptr<Inbound>> strangers_ WEFT_GUARDED_BY(mutex_);
   bool joined_ WEFT_GUARDED_BY(mutex_) = false;
+  EventLoop::Registration making_room_;  // used on the loop only
 };
 
 }  // namespace weft::call

@@ -99,9 +99,11 @@ void Inbound::start() {
     const std::string& secret = core->options().secret;
     if (!secret.empty()) challenge_.emplace(transport::Side::Listener, secret, kChallengePurpose);
     MutexLock lock(mutex_);
-    greeting_ = core->loop()->at(Deadline::in(kGreeting), Task([weak = weak_from_this()] {
-                                   if (const auto self = weak.lock()) self->greeting_overdue();
-                                 }));
+    greeting_ = core->loop()->at(
+        Deadline::in(kGreeting), Task([weak = weak_from_this()] {
+          if (const auto self = weak.lock())
+            self->turn_away("it has sent no hello for " + weft::describe(kGreeting));
+        }));
   }
   connection_->receive({[weak = weak_from_this()](const transport::Arrival& arrival) {
                           if (const auto self = weak.lock()) self->arrived(arrival);
@@ -111,10 +113,9 @@ void Inbound::start() {
                         }});
 }
 
-void Inbound::greeting_overdue() {
+void Inbound::turn_away(const std::string& why) {
   const auto core = core_.lock();
-  if (core && worker().rank < 0)
-    refuse(*core, "it has sent no hello for " + weft::describe(kGreeting));
+  if (core && worker().rank < 0) refuse(*core, why);
 }
 
 WorkerInfo Inbound::worker() const {
@@ -208,6 +209,7 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
   if (!wrong.empty()) return refuse(*core, wrong);
   counts_ = core->incoming_calls().callers().of(hello.from.rank);
   core->liveness().heard_from(hello.from.rank);
+  core->connections().greeted(shared_from_this());
   MutexLock lock(mutex_);
   worker_ = hello.from;
   greeting_.reset();

@@ -37,6 +37,8 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
         map_(carries_devices ? nullptr : std::make_shared<const DeviceMap>()) {}
   void start();
   void close(const Error& why) noexcept;
+  // Refuses a worker that has sent no hello.
+  void turn_away(const std::string& why);
   // The worker at the other end; its rank is -1 until it has said which worker it is.
   WorkerInfo worker() const;
   Generation generation() const;
@@ -57,7 +59,6 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
 
  private:
   void arrived(const transport::Arrival& arrival);
-  void greeting_overdue();
   void challenged(const AgentCore& core, const transport::Arrival& arrival);
   void refuse(const AgentCore& core, const std::string& wrong);
   void deliver(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);

@@ -125,7 +125,7 @@ void Neighbours::end(bool in_order) {
     link->end();
   }
   links_.clear();
-  strangers_.clear();
+  strangers_.take_all();
   dialled_.reset();
   dials_again_.reset();
   expecting_.reset();

@@ -25,10 +25,6 @@ constexpr auto kRest = std::chrono::milliseconds(100);
 // How long the children of a rank that is gone may take to connect to this one, before this rank
 // looks whether they live.
 constexpr auto kChildrenCome = std::chrono::milliseconds(20);
-// Connections without a Hello so far, beyond the number of ranks that may connect.
-constexpr std::size_t kMaxStrangers = 1024;
-// One that has been here for so long makes room if the process has no descriptor left.
-constexpr auto kRoom = std::chrono::seconds(1);
 constexpr int kTlsWarnings = 16;
 
 // True if the frame is for one rank, named by `number`.
@@ -77,6 +73,7 @@ Neighbours::Neighbours(std::shared_ptr<EventLoop> loop, int rank, Published own,
       door_(std::make_shared<Door>(loop_, std::move(listening), "rank " + std::to_string(rank))),
       secret_(std::move(secret)),
       events_(std::move(events)),
+      strangers_(static_cast<std::size_t>(own_.size)),
       ways_(static_cast<std::size_t>(own_.size), -1) {
   static_cast<void>(known_.take({FrameType::Here, rank_, 0, "", encode(own_)}));
 }
@@ -85,7 +82,7 @@ void Neighbours::start() {
   const auto weak = weak_from_this();
   const auto greets = [weak] {
     const auto self = weak.lock();
-    return self && !self->strangers_.empty();
+    return self && !self->strangers_.is_empty();
   };
   const auto ended = [weak](int who, LinkEnd how) {
     const auto self = weak.lock();
@@ -144,26 +141,17 @@ Neighbours::LinkPointer Neighbours::make_link(Descriptor socket, int rank) {
 }
 
 void Neighbours::take_in(Descriptor socket) {
-  // The connection that has been silent longest is hardly a rank's. (A rank whose connection is
-  // closed takes this one for lost.)
-  if (strangers_.size() >= static_cast<std::size_t>(own_.size) + kMaxStrangers)
-    refuse(*LinkPointer(strangers_.front().link), "too many connections without a hello");
   const LinkPointer stranger = make_link(std::move(socket), -1);
   if (!secret_.empty())
     stranger->challenge.emplace(transport::Side::Listener, secret_, kPurpose, bound(own_, rank_));
-  strangers_.push_back({stranger, Deadline::in(kRoom)});
+  // There is room for all ranks: one whose connection is closed takes this rank for lost.
+  if (const auto oldest = strangers_.add(stranger)) refuse(**oldest, kTooManyStrangers);
 }
 
-// The process has no descriptor left: puts out the stranger that has waited longest, if it has
-// waited for long.
 bool Neighbours::makes_room() {
-  if (strangers_.empty() || !strangers_.front().makes_room.passed()) return false;
-  refuse(*LinkPointer(strangers_.front().link), "this process has no descriptor left for others");
-  return true;
-}
-
-bool Neighbours::forget_stranger(const LinkPointer& link) {
-  return std::erase_if(strangers_, [&](const Stranger& one) { return one.link == link; }) > 0;
+  const auto oldest = strangers_.make_room();
+  if (oldest) refuse(**oldest, kNoDescriptorForStrangers);
+  return oldest.has_value();
 }
 
 void Neighbours::on_frame(Link& link, const Frame& frame) {
@@ -183,7 +171,7 @@ void Neighbours::on_hello(Link& link, const Frame& hello) {
   if (!is_expected) return refuse(link, "it is not of this job");
   const LinkPointer stay = link.shared_from_this();
   link.greeted(hello.rank);
-  forget_stranger(stay);
+  strangers_.remove(stay);
   if (is_ours) dialled_.reset();
   links_[hello.rank] = stay;
   if (awaited_) awaited_->came(hello.rank);
@@ -237,7 +225,7 @@ void Neighbours::on_ended(Link& link, const LinkEnd& end) {
   const LinkPointer stay = link.shared_from_this();
   const int rank = link.rank();
   if (is_closed_) return;
-  if (forget_stranger(stay) || rank < 0) {
+  if (strangers_.remove(stay) || rank < 0) {
     const std::string text = "a connection to the group's port was closed: " + end.how;
     const bool is_warned = end.is_of_tls && ++tls_warnings_ <= kTlsWarnings;
     is_warned ? log::warn("rank " + std::to_string(rank_) + ": " + text) : log::debug(text);

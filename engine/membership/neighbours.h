@@ -17,7 +17,6 @@
 #pragma once
 
 #include <chrono>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -28,6 +27,7 @@
 #include <weft/base/deadline.h>
 #include <weft/base/descriptor.h>
 #include <weft/base/event_loop.h>
+#include <weft/base/strangers.h>
 #include <weft/engine/membership/awaited_ranks.h>
 #include <weft/engine/membership/door.h>
 #include <weft/engine/membership/frame.h>
@@ -85,8 +85,6 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   LinkPointer make_link(Descriptor socket, int rank);
   void take_in(Descriptor socket);
   bool makes_room();
-  // Returns false if the link is no stranger's.
-  bool forget_stranger(const LinkPointer& link);
   void on_frame(Link& link, const Frame& frame);
   void on_hello(Link& link, const Frame& hello);
   void on_challenge(Link& link, const Frame& frame);
@@ -123,11 +121,7 @@ class Neighbours : public std::enable_shared_from_this<Neighbours> {
   Known known_;
 
   std::map<int, LinkPointer> links_;  // to neighbours that have greeted, by rank
-  struct Stranger {
-    LinkPointer link;
-    Deadline makes_room;  // for others, if the process has no descriptor left
-  };
-  std::deque<Stranger> strangers_;  // accepted, and not greeted yet, in order of arrival
+  Strangers<LinkPointer> strangers_;  // accepted, and not greeted yet
   std::shared_ptr<AwaitedRanks> awaited_;
   std::shared_ptr<Suspects> suspects_;
   std::shared_ptr<SilentMachines> silent_;

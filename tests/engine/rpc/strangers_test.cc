@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Connections to an agent whose other ends do not say who they are.
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <weft/base/strangers.h>
+#include <weft/tests/engine/rpc/stranger.h>
+#include <weft/tests/engine/rpc/workers.h>
+#include <weft/tests/harness/few_descriptors.h>
+
+namespace from_strangers {
+
+int plus(int a, int b) { return a + b; }
+
+}  // namespace from_strangers
+
+namespace weft {
+namespace {
+
+using harness::Stranger;
+using testing::Each;
+using testing::HasSubstr;
+
+rpc::Agent alone() {
+  return rpc::init("worker0", {.rank = 0,
+                               .world_size = 1,
+                               .store = c10::make_intrusive<c10d::HashStore>(),
+                               .transports = {"tcp"}});
+}
+
+// A worker's connection: the agent serves its call.
+void expect_served(rpc::Agent& agent, Stranger& worker) {
+  worker.greet(agent, 1);
+  worker.call<&from_strangers::plus>(1, rpc::MessageKind::Call, 1, 2);
+  const auto said = worker.next();
+  ASSERT_TRUE(said);
+  EXPECT_EQ(said->head.kind, call::FrameKind::Reply);
+}
+
+class SilentOnes {
+ public:
+  SilentOnes(rpc::Agent& agent, std::size_t count) {
+    const auto offers = agent.shared_core()->directory().find(agent.self().rank).offers;
+    for (std::size_t i = 0; i < count; ++i) {
+      connections_.push_back(routes_.connect(offers, {loop_, Deadline::in(harness::kLimit)}));
+      connections_.back()->receive({[](const transport::Arrival&) {},
+                                    [this](const Error& why) {
+                                      std::lock_guard lock(mutex_);
+                                      ends_.push_back(why.text());
+                                    }});
+    }
+  }
+  ~SilentOnes() {
+    for (const auto& one : connections_) one->close(Error(Blame::Cancelled, "enough"));
+    loop_->drive([this] { return ends().size() == connections_.size(); });
+  }
+  SilentOnes(const SilentOnes&) = delete;
+  SilentOnes& operator=(const SilentOnes&) = delete;
+
+  // How connections have ended.
+  std::vector<std::string> ends() {
+    std::lock_guard lock(mutex_);
+    return ends_;
+  }
+  // Waits until so many have.
+  std::vector<std::string> ends(std::size_t count) {
+    EXPECT_TRUE(
+        loop_->drive([&] { return ends().size() >= count; }, Deadline::in(harness::kLimit)));
+    return ends();
+  }
+
+ private:
+  const std::shared_ptr<EventLoop> loop_ = std::make_shared<EventLoop>("silent");
+  transport::Routes routes_{{"tcp"}};
+  std::vector<std::shared_ptr<transport::Connection>> connections_;
+  std::mutex mutex_;
+  std::vector<std::string> ends_;
+};
+
+TEST(SilentStrangers, OldestOnesMakeRoomForOthers) {
+  constexpr std::size_t kBeyond = 5, kWorldSize = 1;
+  constexpr rlim_t kDescriptors = 2 * kMaxStrangers + 400;
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = std::max(limit.rlim_cur, std::min(limit.rlim_max, kDescriptors));
+  if (limit.rlim_cur < kDescriptors || ::setrlimit(RLIMIT_NOFILE, &limit) != 0)
+    GTEST_SKIP() << "this process may not have as many descriptors";
+  rpc::Agent agent = alone();
+  SilentOnes silent(agent, kMaxStrangers + kWorldSize + kBeyond);
+  auto ends = silent.ends(kBeyond);
+  ends.resize(kBeyond);
+  EXPECT_THAT(ends, Each(HasSubstr(kTooManyStrangers)));
+  Stranger worker(agent, "tcp");
+  expect_served(agent, worker);
+}
+
+// Otherwise it would have to wait until their time for a hello is over.
+TEST(SilentStrangers, KeepNoWorkerOutThatLacksADescriptor) {
+  rpc::Agent agent = alone();
+  constexpr std::size_t kSilent = 20;
+  SilentOnes silent(agent, kSilent);
+  const auto are_taken_in = [&] {
+    return agent.shared_core()->connections().inbound().size() == kSilent;
+  };
+  ASSERT_TRUE(harness::comes_true(are_taken_in, harness::kLimit));
+  // Any number leaves too few for this end of a worker's connection, or just enough for it, or
+  // enough for both ends.
+  std::deque<Stranger> workers;
+  for (int left = 0; workers.empty(); ++left) {
+    const harness::FewDescriptors few(left);
+    try {
+      workers.emplace_back(agent, "tcp");
+    } catch (const Error& error) {
+      ASSERT_EQ(error.blame(), Blame::Busy) << error.what();
+      continue;
+    }
+    expect_served(agent, workers.back());
+  }
+  EXPECT_THAT(silent.ends(1).front(), HasSubstr(kNoDescriptorForStrangers));
+}
+
+}  // namespace
+}  // namespace weft
