@@ -193,6 +193,14 @@ Frame completed(int to) {
   return {FrameType::Completed, 0, static_cast<std::uint64_t>(to), "group", ""};
 }
 
+// Lets this process have as many descriptors as it may.
+void raise_descriptors() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 // Each living rank sends one frame to all, which arrives once, and others to the next.
 void expect_talk(Tree& tree) {
   const auto ranks = tree.living();
@@ -254,9 +262,11 @@ TEST(TreeOfRanks, DeathsAtOneMomentAreKnownToAll) {
 
 // The children of a rank that has died connect to the root behind strangers that say nothing.
 TEST(TreeOfRanks, SilentStrangersKeepNoRankOut) {
-  Tree tree(30);
+  constexpr std::size_t kRanks = 30, kMany = kRanks + kMaxStrangers + 100;
+  raise_descriptors();
+  Tree tree(kRanks);
   std::vector<Descriptor> strangers;
-  while (strangers.size() < 1'000) {
+  while (strangers.size() < kMany) {
     strangers.push_back(dial_socket(tree.address(0)));
     pollfd connected{strangers.back().get(), POLLOUT, 0};
     ASSERT_EQ(::poll(&connected, 1, -1), 1);
@@ -364,10 +374,7 @@ TEST(TreeOfRanks, SurvivesDeathsAtRandomMoments) {
 
 TEST(TreeOfRanks, HoldsAThousandRanks) {
   if (!harness::runs_all_settings()) GTEST_SKIP() << "./dev test --all runs this";
-  rlimit limit{};
-  ::getrlimit(RLIMIT_NOFILE, &limit);
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
+  raise_descriptors();
   Tree tree(1024);
   expect_talk(tree);
   std::vector<int> lost;

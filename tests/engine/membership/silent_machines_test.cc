@@ -22,11 +22,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <weft/engine/membership/frame.h>
 #include <weft/engine/membership/neighbours.h>
 #include <weft/engine/membership/silent_machines.h>
 #include <weft/engine/membership/still_listens.h>
-#include <weft/engine/store/address.h>
+#include <weft/tests/engine/membership/ports.h>
 
 namespace {
 
@@ -48,30 +47,16 @@ namespace weft::group {
 namespace {
 
 constexpr std::chrono::seconds kLimit{120};
+constexpr int kRanks = 9;
 
 std::multiset<int> dialled_so_far() {
   const std::lock_guard lock(mutex);
   return dialled;
 }
 
-struct Port {
-  Published address;
-  Descriptor socket;
-};
-
-Port open_port(const std::string& host, int backlog = 100) {
-  Port port{{host, 0, "token", 9},
-            Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0))};
-  const SocketAddress any = socket_address(host, 0);
-  EXPECT_EQ(::bind(port.socket.get(), any.get(), any.length), 0);
-  EXPECT_EQ(::listen(port.socket.get(), backlog), 0);
-  port.address.port = port_of(port.socket.get());
-  return port;
-}
-
 class SilentMachine {
  public:
-  explicit SilentMachine(const std::string& host) : port_(open_port(host, 0)) {
+  explicit SilentMachine(const std::string& host) : port_(open_port(host, kRanks, 0)) {
     while (!is_full()) filling_.push_back(dial_socket(port_.address));
   }
   const Published& address() const { return port_.address; }
@@ -90,14 +75,14 @@ class SilentMachine {
 
 std::string host(int number) { return "127.0.0." + std::to_string(number + 2); }
 
-bool comes(int socket) {
-  pollfd one{socket, POLLIN, 0};
+bool comes(const Descriptor& socket) {
+  pollfd one{socket.get(), POLLIN, 0};
   return ::poll(&one, 1, static_cast<int>(std::chrono::milliseconds(kLimit).count())) == 1;
 }
 
 // Accepts connections until a rank says hello on one.
 Descriptor accept_hello(const Port& port) {
-  while (comes(port.socket.get())) {
+  while (comes(port.socket)) {
     Descriptor socket(::accept4(port.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
     char byte = 0;
     if (::recv(socket.get(), &byte, 1, MSG_PEEK) == 1) return socket;
@@ -106,26 +91,13 @@ Descriptor accept_hello(const Port& port) {
   return {};
 }
 
-void write_frame(const Descriptor& socket, const Frame& frame) {
-  const std::string bytes = encode(frame);
-  ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
-            static_cast<ssize_t>(bytes.size()));
-}
-
-Descriptor dial_and_wait(const Published& address) {
-  Descriptor socket = dial_socket(address);
-  pollfd connected{socket.get(), POLLOUT, 0};
-  EXPECT_EQ(::poll(&connected, 1, -1), 1);
-  return socket;
-}
-
 // Rank 7 of 9. It hears that rank 0, its parent, is behind a cable that was cut, as are ranks 1 to
 // 4, which would be its parent next; rank 5 is not. Rank 6 is behind the cable too.
 TEST(SilentMachines, AreAskedAtOnce) {
   std::map<int, std::unique_ptr<SilentMachine>> silent;
   for (const int rank : {0, 1, 2, 3, 4, 6})
     silent[rank] = std::make_unique<SilentMachine>(host(rank));
-  const Port fifth = open_port(host(5));
+  const Port fifth = open_port(host(5), kRanks);
   std::map<int, Published> addresses{{5, fifth.address}};
   for (const auto& [rank, machine] : silent) addresses[rank] = machine->address();
 
@@ -133,7 +105,7 @@ TEST(SilentMachines, AreAskedAtOnce) {
   std::optional<std::multiset<int>> before_loss;  // the ports dialled until rank 1 was lost
   std::atomic<bool> is_placed{false};
   std::weak_ptr<Neighbours> weak;
-  Port own = open_port("127.0.0.1");
+  Port own = open_port("127.0.0.1", kRanks);
   const Published address = own.address;
   auto rank = std::make_shared<Neighbours>(
       loop, 7, address, std::move(own.socket), "",
@@ -197,13 +169,13 @@ TEST(StillListen, AsksAllAtOnce) {
   std::vector<Port> ports;
   std::vector<Published> addresses;
   for (int i = 0; i < 8; ++i) {
-    ports.push_back(open_port("127.0.0.1"));
+    ports.push_back(open_port("127.0.0.1", kRanks));
     addresses.push_back(ports.back().address);
   }
   std::thread processes([&] {
     std::vector<Descriptor> accepted;
     for (const Port& one : ports) {
-      if (comes(one.socket.get()))
+      if (comes(one.socket))
         accepted.emplace_back(::accept4(one.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
     }
     ports.clear();
@@ -214,8 +186,8 @@ TEST(StillListen, AsksAllAtOnce) {
 }
 
 TEST(StillListen, ToldApartByTheirMachines) {
-  const Port living = open_port("127.0.0.1");
-  const Published ended = open_port("127.0.0.1").address;
+  const Port living = open_port("127.0.0.1", kRanks);
+  const Published ended = open_port("127.0.0.1", kRanks).address;
   const SilentMachine silent("127.0.0.2");
   const std::vector<Published> all{ended, living.address, silent.address()};
   EXPECT_THAT(still_listen(all, Deadline::in(kLimit)), testing::ElementsAre(false, true, false));
