@@ -4,8 +4,10 @@
 #include <array>
 #include <atomic>
 #include <numeric>
+#include <optional>
 
 #include <weft/tests/transport/mesh/mesh_group.h>
+#include <weft/transport/mesh/openings.h>
 
 namespace weft::transport::mesh {
 namespace {
@@ -120,6 +122,68 @@ TEST(MeshOpenings, FailureReachesRanksWithoutAConnection) {
 TEST(MeshOpenings, TransportOfEveryPeerIsNamed) {
   Group group(3);
   for (const int peer : {0, 1, 2}) EXPECT_EQ(group.communicators[1]->transport(peer), "inproc");
+}
+
+// A connection to a rank, made by hand.
+class ByHand {
+ public:
+  ByHand(Connector& connector, const std::string& address)
+      : connection_(connector.connect(address, {.loop = loop_, .deadline = soon()})) {
+    connection_->receive({[this](const Arrival& arrival) {
+                            answer_ = decode_hello(arrival.header).value().answer;
+                            connection_->accept({}, Pin(), Fence());
+                          },
+                          [this](const Error& why) {
+                            end_ = why.text();
+                            has_ended_ = true;
+                          }});
+  }
+  ~ByHand() {
+    connection_->close(Error(Blame::Cancelled, "enough"));
+    await_end();
+  }
+  ByHand(const ByHand&) = delete;
+  ByHand& operator=(const ByHand&) = delete;
+
+  void say(const Hello& hello) { connection_->send(encode(hello), {}, Pin(), Fence()); }
+  void await_end() {
+    EXPECT_TRUE(loop_->drive([this] { return has_ended_.load(); }, soon()));
+  }
+  bool has_ended() const { return has_ended_; }
+  const std::string& end() const { return end_; }
+  Answer await_answer() {
+    EXPECT_TRUE(loop_->drive([this] { return answer_.load().has_value() || has_ended_; }, soon()));
+    return answer_.load().value_or(Answer::Crossed);
+  }
+
+ private:
+  const std::shared_ptr<EventLoop> loop_ = std::make_shared<EventLoop>("by hand");
+  const std::shared_ptr<Connection> connection_;
+  std::atomic<std::optional<Answer>> answer_{std::nullopt};
+  std::string end_;
+  std::atomic<bool> has_ended_{false};
+};
+
+// Rank 1 connects again while its old connection is still ending, and waits for that. A stranger
+// that came later is turned away before, because it has said nothing for as long as it may.
+TEST(MeshOpenings, HelloThatWaitsForAnOldConnectionIsNotTimed) {
+  const auto transport = inproc::open().value();
+  const std::shared_ptr<Connector> connector(transport, transport->connector());
+  const auto openings = Openings::make(connector, options_of(0, 2, nullptr), "rank 0");
+  Table table;
+  table.addresses = {openings->address(), ""};
+  openings->begin(table, nullptr, soon());
+  openings->leave(1, Traffic::Messages);
+  ByHand again(*connector, openings->address());
+  again.say(
+      {.token = table.token, .rank = 1, .ranks = 2, .traffic = Traffic::Messages, .closed = 1});
+  ByHand stranger(*connector, openings->address());
+  stranger.await_end();
+  EXPECT_THAT(stranger.end(), HasSubstr("it sent no hello"));
+  EXPECT_FALSE(again.has_ended()) << again.end();
+  openings->left(1, Traffic::Messages);
+  EXPECT_EQ(again.await_answer(), Answer::Takes);
+  openings->close();
 }
 
 }  // namespace
