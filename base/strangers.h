@@ -23,7 +23,8 @@ constexpr const char* kNoDescriptorForStrangers = "this process has no descripto
 template <class Connection>
 class Strangers {
  public:
-  explicit Strangers(std::size_t peers) : most_(peers + kMaxStrangers) {}
+  explicit Strangers(std::size_t peers, std::size_t strangers = kMaxStrangers)
+      : most_(peers + strangers) {}
 
   // Returns the connection that the caller closes, if there are too many.
   [[nodiscard]] std::optional<Connection> add(Connection one) {

@@ -13,13 +13,17 @@ namespace {
 
 // Time limit for the hello of an accepted connection.
 constexpr auto kHello = std::chrono::seconds(10);
-// Connections without a hello that may be open at once, beside those of the ranks.
+// Strangers that are kept. They leave descriptors for ranks where a process may have 1,024.
 constexpr std::size_t kStrangers = 256;
 // Connections of each rank for groups that this one has not made yet.
 constexpr std::size_t kEarlyOfRank = 8;
 // Groups that this rank has left and still knows.
 constexpr std::size_t kLeft = 4096;
-constexpr const char* kTooMany = "too many connections without a hello";
+
+// Connections that the ranks of such a group may open at once.
+std::size_t connections_of(const JoinOptions& options) {
+  return static_cast<std::size_t>(options.size) * kConnectionsPerPair;
+}
 
 Error not_used() { return {Blame::Cancelled, "the group has ended"}; }
 
@@ -67,7 +71,9 @@ Door::Door(std::shared_ptr<Connector> connector, std::string backend, const Join
       backend_(std::move(backend)),
       options_(without_store(options)),
       place_(std::move(place)),
-      reroute_(std::move(reroute)) {}
+      reroute_(std::move(reroute)),
+      unread_(connections_of(options), kStrangers),
+      strangers_(connections_of(options), kStrangers) {}
 
 std::shared_ptr<Door> Door::make(std::shared_ptr<Connector> connector, std::string backend,
                                  const JoinOptions& options, std::string place, Reroute reroute) {
@@ -90,8 +96,8 @@ std::shared_ptr<Door> Door::make(std::shared_ptr<Connector> connector, std::stri
 
 Door::~Door() {
   listener_.reset();
-  for (const auto& connection : unread_) connection->close(not_used());
-  for (const auto& guest : strangers_) guest->connection->close(not_used());
+  for (const auto& connection : unread_.take_all()) connection->close(not_used());
+  for (const auto& guest : strangers_.take_all()) guest->connection->close(not_used());
   for (const Early& early : early_) early.guest->connection->close(not_used());
 }
 
@@ -104,7 +110,7 @@ void Door::open(const Token& token) {
   {
     MutexLock lock(mutex_);
     table_.emplace().token = token;
-    unread.swap(unread_);
+    unread = unread_.take_all();
   }
   for (auto& connection : unread) admit(std::move(connection));
 }
@@ -154,34 +160,29 @@ void Door::leave(const Token& group) noexcept {
 void Door::admit(std::shared_ptr<Connection> connection) {
   const auto guest = std::make_shared<Guest>();
   guest->connection = connection;
-  const std::size_t most =
-      kStrangers + static_cast<std::size_t>(options_.size) * kConnectionsPerPair;
-  GuestPointer oldest;
+  std::optional<std::shared_ptr<Connection>> unread;
+  std::optional<GuestPointer> silent;
+  bool is_open = false;
   {
     MutexLock lock(mutex_);
-    if (!table_) {
-      unread_.push_back(std::move(connection));
-      if (unread_.size() > most) {
-        log::warn(place_ + ": turned away " + unread_.front()->peer() + ": " + kTooMany);
-        unread_.front()->close(Error(Blame::PeerLost, kTooMany));
-        unread_.pop_front();
-      }
-      return;
+    is_open = table_.has_value();
+    if (is_open) {
+      guest->challenge = challenge_of(options_, *table_, Side::Listener, options_.rank);
+      guest->patience = options_.loop->at(
+          Deadline::in(kHello), [weak = weak_from_this(), late = std::weak_ptr(guest)] {
+            const auto self = weak.lock();
+            const auto stranger = late.lock();
+            if (self && stranger)
+              self->turn_away(stranger, "it sent no hello within " + weft::describe(kHello));
+          });
+      silent = strangers_.add(guest);
+    } else {
+      unread = unread_.add(connection);
     }
-    guest->challenge = challenge_of(options_, *table_, Side::Listener, options_.rank);
-    guest->patience = options_.loop->at(
-        Deadline::in(kHello), [weak = weak_from_this(), late = std::weak_ptr(guest)] {
-          const auto self = weak.lock();
-          const auto stranger = late.lock();
-          if (self && stranger)
-            self->turn_away(stranger, "it sent no hello within " + weft::describe(kHello));
-        });
-    if (strangers_.size() >= most) oldest = strangers_.front();
-    strangers_.push_back(guest);
   }
-  // The connection that has been silent longest is hardly a rank's.
-  if (oldest) turn_away(oldest, kTooMany);
-  receive(*connection, guest, weak_from_this());
+  if (unread) turn_away(**unread, kTooManyStrangers);
+  if (silent) turn_away(*silent, kTooManyStrangers);
+  if (is_open) receive(*connection, guest, weak_from_this());
 }
 
 void Door::greet(const GuestPointer& guest, const Arrival& arrival) noexcept {
@@ -213,7 +214,7 @@ void Door::introduce(const GuestPointer& guest, const Hello& hello) noexcept {
     MutexLock lock(mutex_);
     if (guest->connection == nullptr) return;  // it has been turned away
     guest->patience.reset();
-    std::erase(strangers_, guest);
+    strangers_.remove(guest);
     const auto found = groups_.find(hello.group);
     if (found != groups_.end()) openings = found->second.lock();
     has_left = !openings && (found != groups_.end() ||
@@ -229,22 +230,22 @@ void Door::introduce(const GuestPointer& guest, const Hello& hello) noexcept {
   }
   if (openings) return openings->arrive(guest, hello);
   if (has_left) return answer_left(*dropped, hello);
-  log::warn(place_ + ": turned away " + dropped->peer() +
-            ": too many connections for groups that this rank has not made");
-  dropped->close(Error(Blame::PeerLost, "the group has not been made"));
+  turn_away(*dropped, "too many connections for groups that this rank has not made");
 }
 
 void Door::turn_away(const GuestPointer& guest, const std::string& why) noexcept {
-  const auto connection = forget(guest);
-  if (connection == nullptr) return;
-  log::warn(place_ + ": turned away " + connection->peer() + ": " + why);
-  connection->close(Error(Blame::PeerLost, why));
+  if (const auto connection = forget(guest)) turn_away(*connection, why);
+}
+
+void Door::turn_away(Connection& connection, const std::string& why) const noexcept {
+  log::warn(place_ + ": turned away " + connection.peer() + ": " + why);
+  connection.close(Error(Blame::PeerLost, why));
 }
 
 std::shared_ptr<Connection> Door::forget(const GuestPointer& guest) noexcept {
   MutexLock lock(mutex_);
   guest->patience.reset();
-  std::erase(strangers_, guest);
+  strangers_.remove(guest);
   std::erase_if(early_, [&](const Early& one) { return one.guest == guest; });
   return std::exchange(guest->connection, nullptr);
 }

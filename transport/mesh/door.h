@@ -17,9 +17,9 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include <weft/base/mutex.h>
+#include <weft/base/strangers.h>
 #include <weft/transport/mesh/challenge.h>
 #include <weft/transport/mesh/guest.h>
 #include <weft/transport/mesh/mesh.h>
@@ -71,6 +71,7 @@ class Door final : public std::enable_shared_from_this<Door> {
   void challenged(const GuestPointer& guest, const Arrival& arrival) noexcept;
   void introduce(const GuestPointer& guest, const Hello& hello) noexcept;
   void turn_away(const GuestPointer& guest, const std::string& why) noexcept;
+  void turn_away(Connection& connection, const std::string& why) const noexcept;
   void cannot_take_in(const Error& why) noexcept;
 
   const std::shared_ptr<Connector> connector_;
@@ -83,10 +84,10 @@ class Door final : public std::enable_shared_from_this<Door> {
   mutable Mutex mutex_;
   std::optional<Table> table_ WEFT_GUARDED_BY(mutex_);  // with nothing but the token; after open()
   // Before open(): connections that were accepted.
-  std::deque<std::shared_ptr<Connection>> unread_ WEFT_GUARDED_BY(mutex_);
+  Strangers<std::shared_ptr<Connection>> unread_ WEFT_GUARDED_BY(mutex_);
   // Before the first enter(): why connections were not accepted.
   std::optional<Error> short_ WEFT_GUARDED_BY(mutex_);
-  std::vector<GuestPointer> strangers_ WEFT_GUARDED_BY(mutex_);  // that have sent no hello
+  Strangers<GuestPointer> strangers_ WEFT_GUARDED_BY(mutex_);  // that have sent no hello
   std::deque<Early> early_ WEFT_GUARDED_BY(mutex_);  // for groups that this rank has not made yet
   std::map<Token, std::weak_ptr<Openings>> groups_ WEFT_GUARDED_BY(mutex_);
   std::deque<Token> left_ WEFT_GUARDED_BY(mutex_);  // the last groups that this rank has left

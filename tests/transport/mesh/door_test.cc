@@ -291,7 +291,7 @@ TEST_F(MeshDoorStranger, ConnectionsForUnknownGroupsAreBounded) {
   std::vector<std::shared_ptr<Visit>> visits;
   for (int i = 0; i < 17; ++i) visits.push_back(visit(hello_for("group " + std::to_string(i))));
   visits[0]->await_end();
-  EXPECT_THAT(*visits[0]->ended, HasSubstr("the group has not been made"));
+  EXPECT_THAT(*visits[0]->ended, HasSubstr("groups that this rank has not made"));
   EXPECT_FALSE(visits[16]->ended);
 }
 
