@@ -172,9 +172,9 @@ bool Collectives::differs_in_gathering(const Call& call) const {
   return same == here;
 }
 
-// A rank whose parts may differ in size sends to every rank by itself, and none of the ranks that
-// gather can end before it has had such a rank's parts. So each of them gets here before its end,
-// and then sends its own parts to every rank as well. What it has gathered before, the others drop.
+// A rank that does not gather sends to every rank by itself, and none of the ranks that gather can
+// end before it has had that rank's parts. So each of them gets here before its end, and then sends
+// its own parts to every rank as well. The others drop the parts that it has gathered before.
 void Collectives::stop_gathering() {
   Operation& operation = *current_;
   operation.call.bytes = 0;

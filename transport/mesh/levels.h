@@ -124,8 +124,8 @@ void Levels::in_turn(std::size_t chunks, const Function& function) {
 
 // Collectives in which one rank leads each host: all_reduce, broadcast, reduce, barrier.
 void append_by_leaders(Plan& plan, const Job& job, Scratch& scratch);
-// An all_to_all whose parts have one size on all ranks. In one level they may differ: a leader
-// could not tell how many bytes another host sends.
+// An all_to_all that has parts of one size on all ranks. Parts of different sizes need one level,
+// because a leader could not tell how many bytes another host sends.
 void append_exchange(Plan& plan, const Job& job, Scratch& scratch);
 // Collectives of one memory in which each rank leads for its slice: all_reduce, broadcast, reduce.
 void append_in_slices(Plan& plan, const Job& job, std::size_t chunk_bytes, Scratch& scratch);

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -13,8 +14,11 @@
 #include <sys/resource.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <weft/base/strangers.h>
+#include <weft/engine/call/records.h>
+#include <weft/engine/store/store.h>
 #include <weft/tests/engine/rpc/stranger.h>
 #include <weft/tests/engine/rpc/workers.h>
 #include <weft/tests/harness/few_descriptors.h>
@@ -29,8 +33,10 @@ namespace weft {
 namespace {
 
 using harness::Stranger;
+using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
+using testing::SizeIs;
 
 rpc::Agent alone() {
   return rpc::init("worker0", {.rank = 0,
@@ -50,8 +56,7 @@ void expect_served(rpc::Agent& agent, Stranger& worker) {
 
 class SilentOnes {
  public:
-  SilentOnes(rpc::Agent& agent, std::size_t count) {
-    const auto offers = agent.shared_core()->directory().find(agent.self().rank).offers;
+  SilentOnes(const std::vector<transport::Offer>& offers, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
       connections_.push_back(routes_.connect(offers, {loop_, Deadline::in(harness::kLimit)}));
       connections_.back()->receive({[](const transport::Arrival&) {},
@@ -88,34 +93,51 @@ class SilentOnes {
   std::vector<std::string> ends_;
 };
 
-TEST(SilentStrangers, OldestOnesMakeRoomForOthers) {
-  constexpr std::size_t kBeyond = 5, kWorldSize = 1;
+// Connections wait without a time limit until the agent has joined.
+TEST(SilentStrangers, OldestOnesMakeRoomWhileAnAgentJoins) {
+  constexpr int kWorldSize = 2;
+  constexpr std::size_t kBeyond = 5;
   constexpr rlim_t kDescriptors = 2 * kMaxStrangers + 400;
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   limit.rlim_cur = std::max(limit.rlim_cur, std::min(limit.rlim_max, kDescriptors));
   if (limit.rlim_cur < kDescriptors || ::setrlimit(RLIMIT_NOFILE, &limit) != 0)
     GTEST_SKIP() << "this process may not have as many descriptors";
-  rpc::Agent agent = alone();
-  SilentOnes silent(agent, kMaxStrangers + kWorldSize + kBeyond);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto join = [&](int rank) {
+    return rpc::init("worker" + std::to_string(rank), {.rank = rank,
+                                                       .world_size = kWorldSize,
+                                                       .store = store,
+                                                       .timeout = std::chrono::minutes(5),
+                                                       .transports = {"tcp"}});
+  };
+  std::thread other([&] {
+    rpc::Agent agent = join(0);
+    EXPECT_EQ(agent.sync<&from_strangers::plus>(1, 1, 2), 3);
+    agent.shutdown();
+  });
+  group::StoreBootstrap keys(c10::make_intrusive<c10d::PrefixStore>("rpc", store));
+  const auto record = call::read_record(keys.get(call::slot(0), Deadline::in(harness::kLimit)));
+  SilentOnes silent(call::entry_of(record).offers, kMaxStrangers + kWorldSize + kBeyond);
   auto ends = silent.ends(kBeyond);
-  ends.resize(kBeyond);
-  EXPECT_THAT(ends, Each(HasSubstr(kTooManyStrangers)));
-  Stranger worker(agent, "tcp");
-  expect_served(agent, worker);
+  EXPECT_THAT(ends, AllOf(SizeIs(kBeyond), Each(HasSubstr(kTooManyStrangers))));
+  rpc::Agent agent = join(1);
+  EXPECT_EQ(agent.sync<&from_strangers::plus>(0, 1, 2), 3);
+  agent.shutdown();
+  other.join();
 }
 
 // Otherwise it would have to wait until their time for a hello is over.
 TEST(SilentStrangers, KeepNoWorkerOutThatLacksADescriptor) {
   rpc::Agent agent = alone();
   constexpr std::size_t kSilent = 20;
-  SilentOnes silent(agent, kSilent);
+  const auto offers = agent.shared_core()->directory().find(agent.self().rank).offers;
+  SilentOnes silent(offers, kSilent);
   const auto are_taken_in = [&] {
     return agent.shared_core()->connections().inbound().size() == kSilent;
   };
   ASSERT_TRUE(harness::comes_true(are_taken_in, harness::kLimit));
-  // Any number leaves too few for this end of a worker's connection, or just enough for it, or
-  // enough for both ends.
+  // Just as many descriptors are left as this end of a worker's connection needs.
   std::deque<Stranger> workers;
   for (int left = 0; workers.empty(); ++left) {
     const harness::FewDescriptors few(left);

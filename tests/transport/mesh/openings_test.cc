@@ -169,15 +169,18 @@ class ByHand {
 TEST(MeshOpenings, HelloThatWaitsForAnOldConnectionIsNotTimed) {
   const auto transport = inproc::open().value();
   const std::shared_ptr<Connector> connector(transport, transport->connector());
-  const auto openings = Openings::make(connector, options_of(0, 2, nullptr), "rank 0");
+  const JoinOptions options = options_of(0, 2, nullptr);
+  const auto door = Door::make(connector, "inproc", options, "rank 0", {});
+  const auto openings = Openings::make(door, Token(), {0, 1}, options, "rank 0");
   Table table;
-  table.addresses = {openings->address(), ""};
+  table.addresses = {door->address(), ""};
+  door->open(table.token);
   openings->begin(table, nullptr, soon());
   openings->leave(1, Traffic::Messages);
-  ByHand again(*connector, openings->address());
+  ByHand again(*connector, door->address());
   again.say(
       {.token = table.token, .rank = 1, .ranks = 2, .traffic = Traffic::Messages, .closed = 1});
-  ByHand stranger(*connector, openings->address());
+  ByHand stranger(*connector, door->address());
   stranger.await_end();
   EXPECT_THAT(stranger.end(), HasSubstr("it sent no hello"));
   EXPECT_FALSE(again.has_ended()) << again.end();
