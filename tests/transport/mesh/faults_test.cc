@@ -9,6 +9,7 @@
 namespace weft::transport::mesh {
 namespace {
 
+using testing::AnyOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -114,9 +115,11 @@ TEST_F(MeshFaults, StrangersAreTurnedAwayAndLogged) {
   std::string all;
   for (const std::string& line : lines) all += line + "\n";
   for (const char* text : {"turned away", "a hello of 5 bytes", "group's token", "one of 3 ranks",
-                           "does not connect here", "too many connect"}) {
+                           "does not connect here"}) {
     EXPECT_THAT(all, HasSubstr(text));
   }
+  // On a machine that is busy for 10 s the time limit is first.
+  EXPECT_THAT(all, AnyOf(HasSubstr("too many connect"), HasSubstr("it sent no hello within")));
 }
 
 TEST_F(MeshFaults, RankThatNeverJoinsIsNamed) {
