@@ -191,6 +191,7 @@ void Openings::say_hello(Connection& connection, int peer, Traffic traffic, Answ
 
 bool Openings::expect(const GuestPointer& guest) {
   MutexLock lock(mutex_);
+  if (guest->connection == nullptr) return false;  // the peer's has been taken in meanwhile
   if (door_) {
     guests_.push_back(guest);
   } else {

@@ -124,6 +124,79 @@ TEST(MeshOpenings, TransportOfEveryPeerIsNamed) {
   for (const int peer : {0, 1, 2}) EXPECT_EQ(group.communicators[1]->transport(peer), "inproc");
 }
 
+// Calls a function when its user first sends something.
+class TellsOfItsFirst final : public Connection {
+ public:
+  TellsOfItsFirst(std::shared_ptr<Connection> inner, std::function<void()> first)
+      : inner_(std::move(inner)), first_(std::move(first)) {}
+
+  std::string_view transport() const override { return inner_->transport(); }
+  std::string peer() const override { return inner_->peer(); }
+  const Capabilities& capabilities() const override { return inner_->capabilities(); }
+  void receive(Handlers handlers) override { inner_->receive(std::move(handlers)); }
+  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin,
+          Fence ready) noexcept override {
+    if (const auto first = std::exchange(first_, {})) first();
+    return inner_->send(header, payloads, std::move(pin), std::move(ready));
+  }
+  Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept override {
+    return inner_->accept(destinations, std::move(pin), std::move(ready));
+  }
+  void close(const Error& why) noexcept override { inner_->close(why); }
+
+ private:
+  const std::shared_ptr<Connection> inner_;
+  std::function<void()> first_;
+};
+
+// The connections of inproc, which tell of their first messages.
+class Telling final : public Connector {
+ public:
+  Capabilities capabilities() const override { return inner().capabilities(); }
+  int preference() const override { return inner().preference(); }
+  std::optional<std::string> why_unreachable(const std::string& address) const override {
+    return inner().why_unreachable(address);
+  }
+  std::unique_ptr<Listener> listen(const ListenOptions& options) override {
+    return inner().listen(options);
+  }
+  std::shared_ptr<Connection> connect(const std::string& address,
+                                      const ConnectOptions& options) override {
+    return std::make_shared<TellsOfItsFirst>(inner().connect(address, options), first);
+  }
+
+  std::function<void()> first;
+
+ private:
+  Connector& inner() const { return *transport_->connector(); }
+  const std::shared_ptr<Transport> transport_ = inproc::open().value();
+};
+
+// The connection of rank 1 is taken in while rank 0 says its hello on its own one.
+TEST(MeshOpenings, OwnConnectionMayBeDroppedWhileItIsMade) {
+  const auto connector = std::make_shared<Telling>();
+  Group group(2, [&](const JoinOptions& options) {
+    if (options.rank == 1) return join_inproc(options);
+    return mesh::join(connector, "inproc", options,
+                      [](const std::string&) { return Chooser(choose); });
+  });
+  std::vector<float> numbers(4, 3), received(4);
+  Op from_1;
+  connector->first = [&] {
+    from_1 = group.messages(1).send(elements_of(numbers, Dtype::Float32), 0, 0, Pin(), Fence());
+    group.settle();
+  };
+  const Op from_0 =
+      group.messages(0).send(elements_of(numbers, Dtype::Float32), 1, 0, Pin(), Fence());
+  expect_done(group.messages(0).recv(elements_of(received, Dtype::Float32), 1, 0, Pin(), Fence()),
+              "recv");
+  expect_done(group.messages(1).recv(elements_of(received, Dtype::Float32), 0, 0, Pin(), Fence()),
+              "recv");
+  expect_done(from_0, "send");
+  expect_done(from_1, "send");
+  group.communicators.clear();
+}
+
 // A connection to a rank, made by hand.
 class ByHand {
  public:
