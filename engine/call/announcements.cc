@@ -72,8 +72,10 @@ struct Follower::State {
 
 Follower::Follower(std::shared_ptr<transport::Bootstrap> store, long from, Heard heard,
                    std::function<void(const Error&)> lost)
-    : state_(
-          std::make_shared<State>(std::move(store), from + 1, std::move(heard), std::move(lost))) {
+    : state_(new State{.store = std::move(store),
+                       .next = from + 1,
+                       .heard = std::move(heard),
+                       .lost = std::move(lost)}) {
   try {
     thread_ = std::thread([state = state_] {
       pthread_setname_np(pthread_self(), "weft rpc news");

@@ -92,6 +92,7 @@ struct ManyImpl : nn::Module {
 TORCH_MODULE(Many);
 
 TEST(Materialize, GivesEveryLayerOfLibtorchValuesOfItsRange) {
+  torch::manual_seed(1);  // small layers have few values, whose largest vary much
   const auto usual = Many();
   auto model = on_meta([] { return Many(); });
   for (const auto& parameter : model->parameters()) ASSERT_TRUE(parameter.is_meta());
