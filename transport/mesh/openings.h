@@ -108,8 +108,8 @@ class Openings final : public std::enable_shared_from_this<Openings> {
   // The connection could not be made over this transport: tries another, or reports the peer as
   // unreachable.
   void failed(int peer, Traffic traffic, const std::string& transport, const Error& why) noexcept;
-  // Counts the guest among those that have not greeted. False if it has been dropped, or this object
-  // is closed.
+  // Counts the guest among those that have not greeted. False if it has been dropped, or this
+  // object is closed.
   bool expect(const GuestPointer& guest);
   void challenged(const GuestPointer& guest, const Arrival& arrival) noexcept;
   void take_in(const GuestPointer& guest, const std::shared_ptr<Connection>& connection) noexcept;
