@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <charconv>
 #include <cstdint>
-#include <string_view>
+#include <span>
 
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
+#include <weft/engine/codec/codec.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/store_meeting.h>
 #include <weft/engine/group/text_meeting.h>
@@ -20,29 +20,6 @@ Core& ready(const ProcessGroup& group) {
   Core& core = Core::of(group);
   core.operations.throw_if_refused();
   return core;
-}
-
-// The texts with their sizes in front: "3:abc0:".
-std::string encode_texts(const std::vector<std::string>& texts) {
-  std::string all;
-  for (const std::string& text : texts) all += std::to_string(text.size()) + ":" + text;
-  return all;
-}
-
-// Ends at the first place that encode_texts() does not write.
-std::vector<std::string> decode_texts(std::string_view all) {
-  std::vector<std::string> texts;
-  while (!all.empty()) {
-    std::size_t size = 0;
-    const auto number = std::from_chars(all.data(), all.data() + all.size(), size);
-    const auto digits = static_cast<std::size_t>(number.ptr - all.data());
-    if (number.ec != std::errc() || digits == all.size() || *number.ptr != ':') break;
-    all.remove_prefix(digits + 1);
-    if (size > all.size()) break;
-    texts.emplace_back(all.substr(0, size));
-    all.remove_prefix(size);
-  }
-  return texts;
 }
 
 }  // namespace
@@ -68,21 +45,27 @@ std::vector<std::string> TextMeeting::texts() {
 }
 
 std::vector<std::string> TextMeeting::texts_by_first() {
+  using Texts = std::vector<std::string>;
   const std::string key = base_ + "all";
-  const auto size = static_cast<std::size_t>(core_.options.size);
   if (core_.options.rank == 0) {
-    std::vector<std::string> all = texts();
-    core_.bootstrap->set(key, to_bytes(encode_texts(all)));
+    Texts all = texts();
+    core_.bootstrap->set(key, weft::encode(all));
     return all;
   }
-  std::vector<std::string> all = decode_texts(read({key}).front());
-  if (all.size() != size) {
-    throw Error(Blame::Protocol, std::string(call_) + " " + core_.options.place() +
-                                     ": rank 0 has told the texts of " +
-                                     std::to_string(all.size()) + " ranks, not of " +
-                                     std::to_string(size))
+  const std::string told = read({key}).front();
+  const auto refused = [&](const std::string& why) {
+    return Error(Blame::Protocol, std::string(call_) + " " + core_.options.place() +
+                                      ": rank 0 did not tell the texts of all ranks: " + why)
         .with_ranks({0});
+  };
+  Texts all;
+  try {
+    all = weft::decode<Texts>(std::as_bytes(std::span(told)));
+  } catch (const Error& error) {
+    throw refused(error.text());
   }
+  if (all.size() != static_cast<std::size_t>(core_.options.size))
+    throw refused("there are " + std::to_string(all.size()));
   return all;
 }
 

@@ -8,10 +8,27 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <weft/base/make_error.h>
+#include <weft/base/shortage.h>
 #include <weft/engine/membership/link.h>
+#include <weft/engine/store/address.h>
 #include <weft/transport/tls/plain_text.h>
 
 namespace weft::group {
+
+Descriptor dial_socket(const Published& address) {
+  const SocketAddress there = socket_address(address.host, address.port);
+  Descriptor socket(
+      ::socket(there.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket)
+    throw system_error(is_shortage(errno) ? Blame::Busy : Blame::PeerLost, "connecting", errno);
+  const int error = ::connect(socket.get(), there.get(), there.length) == 0 ? 0 : errno;
+  if (error == 0 || error == EINPROGRESS) return socket;
+  const std::string where = address.host + ":" + std::to_string(address.port);
+  if (error == ECONNREFUSED)
+    throw Error(Blame::PeerLost, "nobody listens at " + where + " any more", error);
+  throw system_error(Blame::PeerLost, where + " cannot be reached", error);
+}
 
 void keep_alive(int socket) {
   const auto set = [socket](int level, int name, int value) {

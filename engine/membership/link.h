@@ -15,6 +15,7 @@
 #include <weft/base/event_loop.h>
 #include <weft/engine/membership/answers.h>
 #include <weft/engine/membership/frame.h>
+#include <weft/engine/membership/published.h>
 #include <weft/transport/challenge.h>
 #include <weft/transport/tls/socket.h>
 
@@ -24,6 +25,9 @@ namespace weft::group {
 // about 30 MiB.
 constexpr std::size_t kMostUnsent = std::size_t{64} << 20;
 
+// Returns a socket that is connecting to the address. Throws Busy without descriptors, and PeerLost
+// if the system refuses the connection at once. Thread-safe.
+Descriptor dial_socket(const Published& address);
 // Lets the kernel end the connection if the peer vanishes (cable, power) or reads nothing, after
 // about 15 s.
 void keep_alive(int socket);

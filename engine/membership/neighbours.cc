@@ -51,20 +51,6 @@ void send_challenge(Link& link, int rank, const std::vector<std::byte>& message)
 
 }  // namespace
 
-Descriptor dial_socket(const Published& address) {
-  const SocketAddress there = socket_address(address.host, address.port);
-  Descriptor socket(
-      ::socket(there.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!socket)
-    throw system_error(is_shortage(errno) ? Blame::Busy : Blame::PeerLost, "connecting", errno);
-  const int error = ::connect(socket.get(), there.get(), there.length) == 0 ? 0 : errno;
-  if (error == 0 || error == EINPROGRESS) return socket;
-  const std::string where = address.host + ":" + std::to_string(address.port);
-  if (error == ECONNREFUSED)
-    throw Error(Blame::PeerLost, "nobody listens at " + where + " any more", error);
-  throw system_error(Blame::PeerLost, where + " cannot be reached", error);
-}
-
 Neighbours::Neighbours(std::shared_ptr<EventLoop> loop, int rank, Published own,
                        Descriptor listening, std::string secret, Events events)
     : loop_(std::move(loop)),

@@ -8,8 +8,7 @@
 // Frames for one rank take the way on which that rank's own frames have arrived. A rank that does
 // not know it passes them to all its neighbours.
 //
-// Membership owns it. For the thread of the job's loop, but for dial_socket() and lacks(); nothing
-// blocks.
+// Membership owns it. For the thread of the job's loop, but for lacks(); nothing blocks.
 //
 // It has more than 25 functions and 15 members, beside those of its parts (Door, Link, Known,
 // AwaitedRanks, SilentMachines, Suspects): each piece of news may change who this rank's parent is,
@@ -38,10 +37,6 @@
 #include <weft/engine/membership/suspects.h>
 
 namespace weft::group {
-
-// Returns a socket that is connecting to the address. Throws Busy without descriptors, and PeerLost
-// if the system refuses the connection at once.
-Descriptor dial_socket(const Published& address);
 
 class Neighbours : public std::enable_shared_from_this<Neighbours> {
  public:

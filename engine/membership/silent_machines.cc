@@ -5,7 +5,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-#include <weft/engine/membership/neighbours.h>
+#include <weft/engine/membership/link.h>
 #include <weft/engine/membership/silent_machines.h>
 
 namespace weft::group {

@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 
 #include <weft/base/error.h>
-#include <weft/engine/membership/neighbours.h>
+#include <weft/engine/membership/link.h>
 #include <weft/engine/membership/still_listens.h>
 
 namespace weft::group {

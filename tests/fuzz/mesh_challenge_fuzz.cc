@@ -37,7 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t coun
   options.secret = "a secret of the fuzzer";
   options.size = 2;
   const Side own = data[0] % 2 == 0 ? Side::Listener : Side::Connector;
-  Challenge challenge = *challenge_of(options, Table(), own, 0);
+  Challenge challenge = *challenge_of(options, Token(), own, 0);
   if (own == Side::Connector) challenge.open();
   std::span<const std::byte> left = std::as_bytes(std::span(data + 1, count - 1));
   bool is_refused = false;

@@ -17,10 +17,10 @@ Error unproven(const std::string& why) {
 
 }  // namespace
 
-std::optional<Challenge> challenge_of(const JoinOptions& options, const Table& table, Side own,
+std::optional<Challenge> challenge_of(const JoinOptions& options, const Token& token, Side own,
                                       int listener) {
   if (options.secret.empty()) return std::nullopt;
-  std::vector<std::byte> bound(table.token.begin(), table.token.end());
+  std::vector<std::byte> bound(token.begin(), token.end());
   little_endian::append(bound, static_cast<std::uint32_t>(options.size));
   little_endian::append(bound, static_cast<std::uint32_t>(listener));
   return Challenge(own, options.secret, kPurpose, std::move(bound));

@@ -11,14 +11,14 @@
 
 #include <weft/transport/challenge.h>
 #include <weft/transport/connection.h>
-#include <weft/transport/mesh/table.h>
+#include <weft/transport/mesh/wire.h>
 #include <weft/transport/transport.h>
 
 namespace weft::transport::mesh {
 
 // The challenge on one end of a connection to the rank `listener`; nothing if the group has no
 // secret.
-std::optional<Challenge> challenge_of(const JoinOptions& options, const Table& table, Side own,
+std::optional<Challenge> challenge_of(const JoinOptions& options, const Token& token, Side own,
                                       int listener);
 
 constexpr std::uint32_t kChallengeMagic = 0x63746677;  // "wftc"

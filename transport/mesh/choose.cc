@@ -31,8 +31,8 @@ constexpr std::size_t kChunksWanted = 8;
 // trips and messages. Above, all ranks of a host share its bytes in slices.
 //
 // Up to so many bytes from host to host, an all_to_all of equal parts goes in one message in place
-// of one for each pair of ranks. Not measured over a real network: a message over TCP takes some 10
-// µs of a processor, in which the ranks of a host copy some 32 KiB to their leader and back.
+// of one for each pair of ranks. No bench has measured this limit; it assumes that two copies of so
+// many bytes within a host take less time than a message over TCP.
 constexpr std::size_t kGatheredBytes = 32 << 10;
 
 std::size_t chunk_of(std::size_t block_bytes) {

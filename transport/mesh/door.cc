@@ -109,7 +109,7 @@ void Door::open(const Token& token) {
   std::deque<std::shared_ptr<Connection>> unread;
   {
     MutexLock lock(mutex_);
-    table_.emplace().token = token;
+    token_ = token;
     unread = unread_.take_all();
   }
   for (auto& connection : unread) admit(std::move(connection));
@@ -117,12 +117,12 @@ void Door::open(const Token& token) {
 
 Token Door::token() const {
   MutexLock lock(mutex_);
-  return table_.value().token;
+  return token_.value();
 }
 
 std::optional<Challenge> Door::challenge(Side own, int listener) const {
   MutexLock lock(mutex_);
-  return challenge_of(options_, table_.value(), own, listener);
+  return challenge_of(options_, token_.value(), own, listener);
 }
 
 // --- The groups ---
@@ -132,7 +132,6 @@ void Door::enter(const Token& group, const std::shared_ptr<Openings>& openings) 
   std::optional<Error> is_short;
   {
     MutexLock lock(mutex_);
-    std::erase(left_, group);
     groups_[group] = openings;
     is_short.swap(short_);
     std::erase_if(early_, [&](Early& one) {
@@ -165,9 +164,9 @@ void Door::admit(std::shared_ptr<Connection> connection) {
   bool is_open = false;
   {
     MutexLock lock(mutex_);
-    is_open = table_.has_value();
+    is_open = token_.has_value();
     if (is_open) {
-      guest->challenge = challenge_of(options_, *table_, Side::Listener, options_.rank);
+      guest->challenge = challenge_of(options_, *token_, Side::Listener, options_.rank);
       guest->patience = options_.loop->at(
           Deadline::in(kHello), [weak = weak_from_this(), late = std::weak_ptr(guest)] {
             const auto self = weak.lock();

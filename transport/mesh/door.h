@@ -5,9 +5,9 @@
 //
 // A peer is trusted that sends a hello with the first group's token, and before that proves that it
 // knows the group's secret, if there is one (challenge.h); other connections are closed, with a
-// warning in the log. The hello also names the group for which the peer connects. A group that this
-// rank has not made yet is waited for: the peer's own time limit ends that. A group that this rank
-// has left is answered so (Answer::Left).
+// warning in the log. The hello also names the group for which the peer connects. If this rank has
+// not made that group yet, the connection waits, at most until the peer gives up. If this rank has
+// left it, the Door tells the peer so (Answer::Left).
 //
 // The Openings of the groups own it together. Thread-safe; nothing blocks.
 #pragma once
@@ -23,7 +23,6 @@
 #include <weft/transport/mesh/challenge.h>
 #include <weft/transport/mesh/guest.h>
 #include <weft/transport/mesh/mesh.h>
-#include <weft/transport/mesh/table.h>
 #include <weft/transport/transport.h>
 
 namespace weft::transport::mesh {
@@ -82,7 +81,7 @@ class Door final : public std::enable_shared_from_this<Door> {
   std::unique_ptr<Listener> listener_;
 
   mutable Mutex mutex_;
-  std::optional<Table> table_ WEFT_GUARDED_BY(mutex_);  // with nothing but the token; after open()
+  std::optional<Token> token_ WEFT_GUARDED_BY(mutex_);  // after open()
   // Before open(): connections that were accepted.
   Strangers<std::shared_ptr<Connection>> unread_ WEFT_GUARDED_BY(mutex_);
   // Before the first enter(): why connections were not accepted.

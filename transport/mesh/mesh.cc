@@ -122,7 +122,8 @@ std::shared_ptr<Communicator> join(const std::shared_ptr<Connector>& connector,
   }
   const bool is_part = met.has_value();
   if (!is_part) met = meet_in_store(connector, backend, options, place, reroute, deadline);
-  const auto openings = Openings::make(met->door, met->group, met->members, options, place);
+  const auto openings =
+      std::make_shared<Openings>(met->door, met->group, met->members, options, place);
   const auto core = std::make_shared<Core>(
       options, name_of(*met->door->connector(), backend, met->table, options.rank),
       chooser_of(met->table.transport), openings, Layout(met->table.hosts));

@@ -34,16 +34,8 @@ Openings::Openings(std::shared_ptr<Door> door, const Token& group, std::vector<i
       members_(std::move(members)),
       options_(without_store(options)),
       place_(place),
-      has_listened_(group != Token()),
       door_(std::move(door)),
       slots_(index_of(options.size, Traffic())) {}
-
-std::shared_ptr<Openings> Openings::make(std::shared_ptr<Door> door, const Token& group,
-                                         std::vector<int> members, const JoinOptions& options,
-                                         const std::string& place) {
-  return std::shared_ptr<Openings>(
-      new Openings(std::move(door), group, std::move(members), options, place));
-}
 
 Openings::~Openings() { close(); }
 
@@ -118,7 +110,9 @@ void Openings::connect(int peer, Traffic traffic) noexcept {
           door_->challenge(Side::Connector, members_[static_cast<std::size_t>(peer)]);
       guest->openings = weak_from_this();
       guest->core = core_;
-      how.has_listened = !joining_ || has_listened_ || slot_of(peer, traffic).has_failed;
+      // The peers of a part listened when the first group was made.
+      const bool is_part = group_ != Token();
+      how.has_listened = !joining_ || is_part || slot_of(peer, traffic).has_failed;
       how.deadline = joining_ ? *joining_ : Deadline::in(options_.timeout);
     }
     const auto connection = connector_->connect(address, how);

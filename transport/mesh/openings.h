@@ -44,9 +44,8 @@ class Openings final : public std::enable_shared_from_this<Openings> {
 
   // The connections of a group whose ranks connect through this door. `group` names it in a hello;
   // `members`: its ranks as ranks of the first group of that door. `place` begins the log's lines.
-  static std::shared_ptr<Openings> make(std::shared_ptr<Door> door, const Token& group,
-                                        std::vector<int> members, const JoinOptions& options,
-                                        const std::string& place);
+  Openings(std::shared_ptr<Door> door, const Token& group, std::vector<int> members,
+           const JoinOptions& options, const std::string& place);
   ~Openings();
 
   // Takes connections in, and hands them to `core`. Until joined() is called, `joining` limits
@@ -100,8 +99,6 @@ class Openings final : public std::enable_shared_from_this<Openings> {
   };
   Slot& slot_of(int peer, Traffic traffic) WEFT_REQUIRES(mutex_);
 
-  Openings(std::shared_ptr<Door> door, const Token& group, std::vector<int> members,
-           const JoinOptions& options, const std::string& place);
   void connect(int peer, Traffic traffic) noexcept;
   void wait_for(int peer, Traffic traffic, std::chrono::milliseconds time) WEFT_REQUIRES(mutex_);
   void unreachable(int peer, Traffic traffic, const Error& why) noexcept;
@@ -132,7 +129,6 @@ class Openings final : public std::enable_shared_from_this<Openings> {
   const std::vector<int> members_;
   const JoinOptions options_;
   const std::string place_;
-  const bool has_listened_;  // all peers listened before this group was made
 
   mutable Mutex mutex_;
   std::shared_ptr<Door> door_ WEFT_GUARDED_BY(mutex_);  // null once this object is closed

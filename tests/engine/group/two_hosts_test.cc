@@ -32,7 +32,7 @@ struct Traffic {
   }
 };
 
-// What this host has sent over the cable.
+// Returns the traffic that this host has sent over the cable.
 Traffic sent() {
   std::ifstream file("/proc/self/net/dev");
   for (std::string line; std::getline(file, line);) {

@@ -191,7 +191,7 @@ TEST(StillListen, ToldApartByTheirMachines) {
   const SilentMachine silent("127.0.0.2");
   const std::vector<Published> all{ended, living.address, silent.address()};
   EXPECT_THAT(still_listen(all, Deadline::in(kLimit)), testing::ElementsAre(false, true, false));
-  // Those that could not be asked in time are not known to have ended.
+  // If the time is over before a rank is asked, that rank does not count as ended.
   EXPECT_THAT(still_listen(all, Deadline::in(std::chrono::seconds(0))), testing::Each(true));
 }
 

@@ -231,7 +231,7 @@ class MeshStrangers : public testing::Test {
 
   Challenge challenge(const std::string& secret = kSecret, int listener = 0) {
     options_.secret = secret;
-    return *challenge_of(options_, table_, Side::Connector, listener);
+    return *challenge_of(options_, table_.token, Side::Connector, listener);
   }
   Message hello(Traffic traffic) {
     Hello hello = peer_.hello;
@@ -355,7 +355,7 @@ TEST_F(MeshStrangers, ProofIsOfOneRankOfOneGroup) {
     Talk talk(peer_.connect());
     JoinOptions options = options_;
     options.size = size;
-    Challenge own = *challenge_of(options, table, Side::Connector, listener);
+    Challenge own = *challenge_of(options, table.token, Side::Connector, listener);
     return own.answer(answer_to(talk, own.open())).ok();
   };
   Table other = table_;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include <weft/base/log.h>
@@ -13,7 +14,6 @@
 namespace weft::transport::mesh {
 namespace {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -47,9 +47,7 @@ JoinOptions part_options(const Group& group, const std::vector<int>& ranks, std:
 Group part_of(const Group& group, const std::vector<int>& ranks, const std::string& name = "part",
               const Join& join = join_inproc) {
   return Group(static_cast<int>(ranks.size()), [&](const JoinOptions& options) {
-    JoinOptions part = part_options(group, ranks, static_cast<std::size_t>(options.rank), name);
-    auto made = join(part);
-    return made;
+    return join(part_options(group, ranks, static_cast<std::size_t>(options.rank), name));
   });
 }
 
@@ -86,14 +84,11 @@ TEST(MeshDoor, GroupsWithTheSameRanksAreApart) {
   // A message of one group is not received in another.
   std::vector<float> first{1}, second{2}, from_first(1), from_second(1);
   const Op sent = two.messages(1).send(elements_of(second, Dtype::Float32), 0, 0, Pin(), Fence());
-  Group& parent = all;
-  const Op parents =
-      parent.messages(0).send(elements_of(first, Dtype::Float32), 2, 0, Pin(), Fence());
+  const Op parents = all.messages(0).send(elements_of(first, Dtype::Float32), 2, 0, Pin(), Fence());
   expect_done(two.messages(0).recv(elements_of(from_second, Dtype::Float32), 1, 0, Pin(), Fence()),
               "recv");
-  expect_done(
-      parent.messages(2).recv(elements_of(from_first, Dtype::Float32), 0, 0, Pin(), Fence()),
-      "recv");
+  expect_done(all.messages(2).recv(elements_of(from_first, Dtype::Float32), 0, 0, Pin(), Fence()),
+              "recv");
   expect_done(sent, "send");
   expect_done(parents, "send");
   EXPECT_EQ(from_first[0], 1);
@@ -239,7 +234,7 @@ class MeshDoorStranger : public testing::Test {
     peer_.join();
     joining.join();
   }
-  // Connects for the group; later() returns why the connection has ended.
+  // A connection of the peer.
   struct Visit {
     std::shared_ptr<Connection> connection;
     std::mutex mutex;
@@ -292,6 +287,7 @@ TEST_F(MeshDoorStranger, ConnectionsForUnknownGroupsAreBounded) {
   for (int i = 0; i < 17; ++i) visits.push_back(visit(hello_for("group " + std::to_string(i))));
   visits[0]->await_end();
   EXPECT_THAT(*visits[0]->ended, HasSubstr("groups that this rank has not made"));
+  std::lock_guard lock(visits[16]->mutex);
   EXPECT_FALSE(visits[16]->ended);
 }
 

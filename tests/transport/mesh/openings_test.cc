@@ -244,7 +244,8 @@ TEST(MeshOpenings, HelloThatWaitsForAnOldConnectionIsNotTimed) {
   const std::shared_ptr<Connector> connector(transport, transport->connector());
   const JoinOptions options = options_of(0, 2, nullptr);
   const auto door = Door::make(connector, "inproc", options, "rank 0", {});
-  const auto openings = Openings::make(door, Token(), {0, 1}, options, "rank 0");
+  const auto openings =
+      std::make_shared<Openings>(door, Token(), std::vector{0, 1}, options, "rank 0");
   Table table;
   table.addresses = {door->address(), ""};
   door->open(table.token);
