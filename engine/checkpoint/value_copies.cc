@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
 #include <map>
 #include <set>
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <weft/base/large_copy.h>
 #include <weft/base/log.h>
 #include <weft/engine/checkpoint/value_copies.h>
 #include <weft/engine/group/collective_error.h>
@@ -25,6 +28,22 @@ c10::Event recorded(const c10::Stream& stream) {
   return event;
 }
 
+// A thread writes the copies, and long after: they go past the caches.
+void copy_on_host(const at::Tensor& to, const at::Tensor& from) {
+  if (!from.is_contiguous() || from.is_conj() || from.is_neg()) {
+    to.copy_(from);
+    return;
+  }
+  auto* const out = static_cast<char*>(to.mutable_data_ptr());
+  const auto* const in = static_cast<const char*>(from.const_data_ptr());
+  constexpr std::int64_t kLeastOfAThread = 1 << 20;
+  at::parallel_for(0, static_cast<std::int64_t>(from.nbytes()), kLeastOfAThread,
+                   [&](std::int64_t begin, std::int64_t end) {
+                     copy_past_caches(out + begin, in + begin,
+                                      static_cast<std::size_t>(end - begin));
+                   });
+}
+
 }  // namespace
 
 void ValueCopies::start(const Share& share, const at::Tensor& memory, bool stages) {
@@ -40,7 +59,7 @@ void ValueCopies::start(const Share& share, const at::Tensor& memory, bool stage
     at::Tensor to = at::from_blob(bytes + share.slices[i].slice.begin, from.sizes(),
                                   from.options().device(at::kCPU).requires_grad(false));
     if (!from.is_cuda()) {
-      to.copy_(from);
+      copy_on_host(to, from);
       continue;
     }
     OnGpu& gpu = gpus[from.device().index()];

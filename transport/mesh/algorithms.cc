@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cstring>
 
+#include <weft/base/large_copy.h>
 #include <weft/transport/mesh/levels.h>
 
 namespace weft::transport::mesh {
@@ -36,7 +36,7 @@ void copy_own(Plan& plan, const Slice& to, const Slice& from) {
 // Returns the step that the others have to wait for.
 Index copy_first(Plan& plan, std::byte* to, const std::byte* from, std::size_t bytes) {
   if (plan.stage().ready != Plan::kNone) return plan.copy(to, from, bytes);
-  if (bytes > 0) std::memcpy(to, from, bytes);
+  copy_part(to, from, bytes, bytes);
   return Plan::kNone;
 }
 

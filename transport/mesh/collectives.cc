@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
 
+#include <weft/base/large_copy.h>
 #include <weft/base/make_error.h>
 #include <weft/transport/mesh/algorithms.h>
 #include <weft/transport/mesh/collectives.h>
@@ -85,6 +86,7 @@ void Collectives::start(Operation& operation) {
                    : choose_in_levels(job.call, arithmetic, core_.layout, job.ranks, core_.chooser);
   write(operation.plan, job, choice, core_.scratch);
   operation.steps_left = 0;
+  operation.received_bytes = 0;
   held_.resize(static_cast<std::size_t>(core_.ranks));
   start_steps(operation, 0);
 }
@@ -93,6 +95,8 @@ void Collectives::start_steps(Operation& operation, Plan::Index first) {
   const auto& steps = operation.plan.steps();
   operation.steps_left += static_cast<std::uint32_t>(steps.size()) - first;
   for (Plan::Index index = first; index < steps.size(); ++index) {
+    if (steps[index].action == Plan::Action::Receive)
+      operation.received_bytes += steps[index].bytes;
     if (steps[index].waits_for == 0) released_.push_back(index);
     // Both ranks of a step need its connection; the higher one opens it.
     if (const int peer = steps[index].peer; peer >= 0) {
@@ -114,12 +118,21 @@ void Collectives::run(Plan::Index index) {
   switch (step.action) {
     case Plan::Action::Send: return send(index);
     case Plan::Action::Copy:
-      if (step.bytes > 0) std::memmove(step.data, step.from, step.bytes);
+      copy(step);
       if (step.fold != Plan::kNone)
         current_->plan.folds()[step.fold].add_none(current_->plan.arithmetic, core_.scratch);
       return done(step);
     case Plan::Action::Receive:
     case Plan::Action::Fold: return consider(step.peer);
+  }
+}
+
+void Collectives::copy(const Plan::Step& step) {
+  const bool overlap = step.data < step.from + step.bytes && step.from < step.data + step.bytes;
+  if (overlap) {
+    std::memmove(step.data, step.from, step.bytes);
+  } else {
+    copy_part(step.data, step.from, step.bytes, current_->received_bytes);
   }
 }
 
@@ -226,9 +239,7 @@ void Collectives::take(int peer, Plan::Step& step) {
   step.state = Plan::State::Started;
   event::StepEnded ended{current_, plan.index_of(step), nullptr, std::nullopt};
   if (step.action == Plan::Action::Receive) {
-    const Op op =
-        core_.accept(peer, Traffic::Collectives, {step.data, step.bytes, Device::host()}, current_);
-    if (core_.ended(op, std::move(ended))) done(step);
+    if (core_.ended(receive(peer, step, in_place), std::move(ended))) done(step);
     return;
   }
   Fold& fold = plan.folds()[step.fold];
@@ -245,6 +256,16 @@ void Collectives::take(int peer, Plan::Step& step) {
   fold.add(ended.block.get(), plan.arithmetic, core_.scratch);
   core_.scratch.give(std::move(ended.block), step.bytes);
   done(step);
+}
+
+Op Collectives::receive(int peer, const Plan::Step& step, const std::byte* in_place) {
+  // The connection knows nothing of the other parts, and would copy this one into the caches.
+  if (in_place != nullptr && current_->received_bytes >= kLargeCopyBytes) {
+    copy_past_caches(step.data, in_place, step.bytes);
+    return core_.discard(peer, Traffic::Collectives);
+  }
+  return core_.accept(peer, Traffic::Collectives, {step.data, step.bytes, Device::host()},
+                      current_);
 }
 
 void Collectives::step_ended(event::StepEnded& event) {

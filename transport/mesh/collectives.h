@@ -65,7 +65,11 @@ class Collectives {
   void stop_gathering();
   bool fits(int peer, const Held& held) const;
   Error mismatch(int peer, const Held& held, const Call& here) const;
+  void copy(const Plan::Step& step);
   void take(int peer, Plan::Step& step);
+  // Lets a message whose bytes arrive there into the step's memory. `in_place`: null if the
+  // connection does not show all of them.
+  Op receive(int peer, const Plan::Step& step, const std::byte* in_place);
   void landed(const event::StepEnded& event) noexcept;
   void end(Operation& operation, const Error& why) noexcept;
 

@@ -31,6 +31,7 @@ struct Operation {
   std::optional<Error> error;
   Plan plan;
   std::uint32_t steps_left = 0;
+  std::size_t received_bytes = 0;         // by all receives of the plan
   Deadline deadline = Deadline::never();  // set when the operation waits for peers
 };
 

@@ -7,6 +7,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <weft/base/large_copy.h>
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/base/mutex.h>
@@ -470,7 +471,7 @@ std::size_t ShmStream::read(std::span<std::byte> to) noexcept {
     }
     const std::size_t count = std::min(come.size(), std::min(to.size() - copied, kRingBytes / 32));
     if (count == 0) break;
-    std::memcpy(to.data() + copied, come.data(), count);
+    copy_part(to.data() + copied, come.data(), count, to.size());
     consume(count);
     copied += count;
   }
