@@ -101,7 +101,8 @@ Segment::Segment(Descriptor memory, Side side) : memory_(std::move(memory)), sid
     throw system_error(Blame::Busy, "shm: cannot map a segment", number);
   };
   for (std::size_t half = 0; half < 4; ++half) {
-    map(half * kSmallRingBytes, half / 2 * kSmallRingBytes, kSmallRingBytes, MAP_POPULATE);
+    // Not populated: most connections of a large group carry a few short messages.
+    map(half * kSmallRingBytes, half / 2 * kSmallRingBytes, kSmallRingBytes, 0);
     map(kMappedLargeAt + half * kRingBytes, kLargeAt + half / 2 * kRingBytes, kRingBytes, 0);
   }
   map(kMappedControlAt, kControlAt, kControlBytes, MAP_POPULATE);

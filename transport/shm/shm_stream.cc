@@ -24,6 +24,10 @@ namespace {
 // once.
 constexpr auto kRetry = std::chrono::milliseconds(1);
 
+// A connection rests after so many looks in turn that found nothing. A loop that has only this
+// connection sleeps before.
+constexpr int kLooksBeforeRest = 4096;
+
 // The other end is sending if so many bytes wait to be read.
 constexpr std::uint64_t kBusyBytes = 64 << 10;
 
@@ -87,7 +91,11 @@ struct ShmStream::Shared {
   EventLoop::Registration timer WEFT_GUARDED_BY(mutex);
   std::optional<Error> failure WEFT_GUARDED_BY(mutex);  // why this side has ended the connection
   bool parked = false;                                  // used on the loop
-  Ending told_ending = Ending::None;                    // used on the loop
+  // Used on the loop. A connection that rests stays parked, until a token comes, while the loop
+  // spins for others.
+  bool rests = false;
+  int looks_in_vain = 0;
+  Ending told_ending = Ending::None;  // used on the loop
   // Used on the loop: the position up to which readable() was called, and the last lent piece.
   std::uint64_t told = 0;
   std::uint64_t told_loan = 0;
@@ -109,6 +117,8 @@ struct ShmStream::Shared {
   // Finds out whether this process can read what the peer lends.
   void try_to_borrow();
   bool look();
+  bool find_news();
+  bool is_resting() const noexcept { return rests && !hung_up && !broken; }
   bool park();
   void take_tokens();
   void wake_if_parked() noexcept;
@@ -262,9 +272,25 @@ void ShmStream::Shared::try_to_borrow() {
             "user and container that are dumpable (see ptrace(2), and Yama's ptrace_scope)");
 }
 
-// Called in every turn. Reports bytes that have arrived since the last report. Bytes that the
-// receiver leaves in the ring are not reported again.
+// Called in every turn. Looking costs a few cache lines that the two processes share, which a loop
+// with many connections cannot afford in each turn.
 bool ShmStream::Shared::look() {
+  if (is_resting()) return false;
+  rests = false;
+  if (find_news()) {
+    looks_in_vain = 0;
+    return true;
+  }
+  if (++looks_in_vain >= kLooksBeforeRest && token_socket >= 0 && !stopped) {
+    looks_in_vain = 0;
+    rests = park();
+  }
+  return false;
+}
+
+// Reports bytes that have arrived since the last report. Bytes that the receiver leaves in the ring
+// are not reported again.
+bool ShmStream::Shared::find_news() {
   if (parked) {
     parked = false;
     mine.parked.store(0, std::memory_order_relaxed);
@@ -293,7 +319,7 @@ bool ShmStream::Shared::look() {
 
 // From here on the other side sends a byte. It may have checked just before, so look once more.
 bool ShmStream::Shared::park() {
-  if (stopped) return true;
+  if (stopped || is_resting()) return true;
   parked = true;
   mine.parked.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -306,6 +332,7 @@ void ShmStream::Shared::take_tokens() {
   char tokens[256];
   for (;;) {
     const auto count = ::recv(token_socket, tokens, sizeof tokens, MSG_DONTWAIT);
+    if (count > 0) rests = false;
     if (count == static_cast<ssize_t>(sizeof tokens)) continue;
     if (count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR))) return;
     hung_up = true;  // look() reports it in the next turn

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes of a connection through two rings in shared memory. Each side polls the rings in the
-// turns of its loop. A side whose loop goes to sleep says so; the other side then wakes it by a
-// byte through the socket on which the segment was passed. The end of that socket also reveals the
-// death of the other process, because the kernel closes it.
+// turns of its loop. A side whose loop goes to sleep, or finds nothing here for many turns, says
+// so; the other side then wakes it by a byte through the socket on which the segment was passed.
+// The end of that socket also reveals the death of the other process, because the kernel closes it.
 //
 // A piece that is longer than the ring is lent (loan.h) instead if the other process can read this
 // one's memory and one copy is faster on this machine (copies.h). A shorter one is not: its sender

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -118,6 +119,64 @@ TEST(ShmStream, WakeUpsCarryMoreThanTheRingHolds) {
   stop_on(near, sender);
   ASSERT_EQ(written, kBytes);
   EXPECT_EQ(receiver.come, bytes);
+}
+
+// Keeps a loop from sleeping, so that only a connection that rests is parked.
+struct BusyLoop {
+  EventLoop loop{"busy"};
+  EventLoop::Registration poller = loop.poll([] { return true; });
+};
+
+bool becomes(const std::function<bool()>& true_now) {
+  const Deadline deadline = patience();
+  while (!true_now() && !deadline.passed()) std::this_thread::yield();
+  return true_now();
+}
+
+TEST(ShmStream, AQuietConnectionRestsUntilItsPeerWritesOrEnds) {
+  Sockets sockets;
+  BusyLoop busy;
+  Segment made = Segment::make();
+  const Segment seen = Segment::take(duplicate(made.memory()));  // with the receiver's flags
+  ShmStream receiving(Segment::take(duplicate(made.memory())), std::move(sockets.ends[1]), "near");
+  auto sender = std::make_unique<ShmStream>(std::move(made), std::move(sockets.ends[0]), "far");
+  Receiver receiver(busy.loop, receiving);
+  const std::vector<std::byte> bytes(1000, std::byte{5});
+  const Bytes piece(bytes);
+  for (std::size_t message = 1; message <= 3; ++message) {
+    ASSERT_TRUE(becomes([&] { return seen.mine().parked == 1; })) << "it is looked at for ever";
+    ASSERT_EQ(sender->write({&piece, 1}), bytes.size());
+    ASSERT_TRUE(becomes([&] { return receiver.count == message * bytes.size(); }));
+  }
+  ASSERT_TRUE(becomes([&] { return seen.mine().parked == 1; }));
+  EXPECT_FALSE(receiver.ended);
+  sender.reset();
+  EXPECT_TRUE(becomes([&] { return receiver.ended.load(); }));
+}
+
+TEST(ShmStream, AConnectionThatRestsIsToldOfRoom) {
+  constexpr std::size_t kBytes = 3 * kRingBytes;
+  Sockets sockets;
+  EventLoop loop("test");
+  BusyLoop busy;
+  Segment made = Segment::make();
+  ShmStream receiving(Segment::take(duplicate(made.memory())), std::move(sockets.ends[1]), "near");
+  const Segment seen = Segment::take(duplicate(made.memory()));
+  ShmStream sender(std::move(made), std::move(sockets.ends[0]), "far");
+  const std::vector<std::byte> bytes(kBytes, std::byte{6});
+  std::atomic<std::size_t> written{0};
+  const auto go_on = [&] {
+    const Bytes rest = Bytes(bytes).subspan(written);
+    written += sender.write({&rest, 1});
+  };
+  sender.start(
+      busy.loop, [] {}, [&] { go_on(); });
+  busy.loop.post(go_on);
+  ASSERT_TRUE(becomes([&] { return written > 0 && seen.theirs().parked == 1; }));
+  ASSERT_LT(written, kBytes) << "otherwise it does not wait for room";
+  Receiver receiver(loop, receiving);  // reads from now on
+  EXPECT_TRUE(becomes([&] { return receiver.count == kBytes; }));
+  stop_on(busy.loop, sender);
 }
 
 TEST(ShmStream, DeliversBytesOfAnEndedSender) {
