@@ -30,7 +30,9 @@ void GatheredUnits::start_ahead(Pass pass) { start_ahead(orders_[index_of(pass)]
 void GatheredUnits::end_forward(bool has_backward) {
   begins_ = true;
   if (has_backward) {
-    free_unless(present_);
+    std::vector<std::size_t> needed = present_;
+    add_begin_of_backward(needed, present_.size() + prefetch_);
+    free_unless(needed);
   } else {
     drop();
   }
@@ -42,7 +44,7 @@ void GatheredUnits::drop() {
   free_unless({});
 }
 
-// The unit that was used last in forward is there at the begin of backward.
+// The units that were used last in forward are there at the begin of backward.
 bool GatheredUnits::are_ready(const std::vector<std::size_t>& used) const {
   return !begins_ && std::ranges::all_of(used, [&](std::size_t unit) {
     return contains(present_, unit) && units_[unit]->state() == Unit::State::Gathered;
@@ -55,6 +57,7 @@ void GatheredUnits::gather(const std::vector<std::size_t>& used, Pass pass) {
   note_order(order, used);
   std::vector<std::size_t> needed = order.next(prefetch_);
   needed.insert(needed.end(), used.begin(), used.end());
+  if (pass == Pass::Forward) add_begin_of_backward(needed, used.size() + prefetch_);
   present_ = used;
   free_unless(needed);
   for (const std::size_t unit : used) {
@@ -82,6 +85,14 @@ void GatheredUnits::note_order(GatherOrder& order, const std::vector<std::size_t
   log::warn("FullyShardedDataParallel: unit '" + units_[used.front()]->name() +
             "' is used in another order than in the steps before. That works if it is so on all "
             "ranks, but units that were gathered ahead in vain cost time");
+}
+
+void GatheredUnits::add_begin_of_backward(std::vector<std::size_t>& needed,
+                                          std::size_t most) const {
+  for (const std::size_t unit : orders_[index_of(Pass::Backward)].next(most)) {
+    if (needed.size() >= most) return;
+    if (!contains(needed, unit)) needed.push_back(unit);
+  }
 }
 
 void GatheredUnits::start_ahead(const GatherOrder& order, const std::vector<std::size_t>& used) {

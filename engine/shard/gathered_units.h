@@ -34,8 +34,8 @@ class GatheredUnits {
   void begin(Pass forward);
   // Starts to gather the units that the pass is going to use first.
   void start_ahead(Pass pass);
-  // The forward has ended. If a backward follows, it begins with the unit that was used last, which
-  // stays gathered; otherwise frees all units.
+  // The forward has ended. If a backward follows, the units that it uses first, which the forward
+  // used last, stay gathered; otherwise frees all units.
   void end_forward(bool has_backward);
   // True until the first gather() of a pass.
   bool begins() const { return begins_; }
@@ -63,6 +63,9 @@ class GatheredUnits {
  private:
   static std::size_t index_of(Pass pass) { return static_cast<std::size_t>(pass); }
   void note_order(GatherOrder& order, const std::vector<std::size_t>& used);
+  // Adds to the units that a forward needs those that its backward uses first, up to `most` in all:
+  // one that the forward has gathered is not gathered again.
+  void add_begin_of_backward(std::vector<std::size_t>& needed, std::size_t most) const;
   // Starts to gather the units that come after `used`.
   void start_ahead(const GatherOrder& order, const std::vector<std::size_t>& used);
   void start_gather(Unit& unit, bool is_ahead);

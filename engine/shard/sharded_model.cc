@@ -39,6 +39,19 @@ Error outside(const Unit& unit, std::size_t parameter) {
               "(model->parameters() are this rank's rows)"};
 }
 
+// The bytes that units, and gradients under way, may free before others take them. FullParameters,
+// which needs more, leaves no more behind.
+std::size_t most_idle(const std::vector<std::shared_ptr<Unit>>& units, std::size_t prefetch) {
+  std::size_t largest = 0, kept = 0;
+  for (const auto& unit : units) {
+    largest = std::max(largest, unit->bytes());
+    if (!unit->options().reshard_after_forward) kept += unit->bytes();
+  }
+  const std::size_t gathered = std::min(1 + prefetch, units.size()), reduced = 2;
+  const std::size_t bytes = (gathered + reduced) * largest + kept;
+  return bytes + bytes / 4;  // the pool rounds its blocks up by at most a fourth
+}
+
 }  // namespace
 
 ShardedModel::ShardedModel(std::vector<std::shared_ptr<Unit>> units, std::size_t prefetch)
@@ -50,11 +63,8 @@ ShardedModel::ShardedModel(std::vector<std::shared_ptr<Unit>> units, std::size_t
 std::shared_ptr<ShardedModel> ShardedModel::make(std::vector<std::shared_ptr<Unit>> units,
                                                  std::size_t prefetch) {
   std::shared_ptr<ShardedModel> model(new ShardedModel(std::move(units), prefetch));
-  // The next unit takes the memory that one unit frees. The pool has room for one block, which is
-  // rounded up.
-  std::size_t largest = 0;
-  for (const auto& unit : model->units_) largest = std::max(largest, unit->bytes());
-  const auto pool = std::make_shared<ReceivePool>(2 * largest);
+  const auto pool = std::make_shared<ReceivePool>(most_idle(model->units_, prefetch),
+                                                  ReceivePool::Total::AsMuchAsWasUsed);
   const auto offload = std::make_shared<Offload>();
   for (std::size_t i = 0; i < model->units_.size(); ++i) {
     model->units_[i]->index = i;

@@ -60,21 +60,39 @@ c10::DataPtr ReceivePool::allocate(std::size_t bytes) {
       if (found->second.empty()) idle_.erase(found);
       idle_bytes_ -= size;
     }
+    used_bytes_ += size;
+    most_used_ = std::max(most_used_, used_bytes_);
+    while (block->data == nullptr && has_too_much()) drop_oldest();
   }
-  if (block->data == nullptr) block->data = map(size);
+  if (block->data == nullptr) {
+    try {
+      block->data = map(size);
+    } catch (...) {
+      MutexLock lock(mutex_);
+      used_bytes_ -= size;
+      throw;
+    }
+  }
   void* const data = block->data;
   return {data, block.release(), &Block::free, c10::Device(c10::kCPU)};
 }
 
 void ReceivePool::give_back(void* data, std::size_t bytes) noexcept {
+  MutexLock lock(mutex_);
+  used_bytes_ -= bytes;
   if (bytes > most_idle_) {
     ::munmap(data, bytes);
     return;
   }
-  MutexLock lock(mutex_);
   idle_[bytes].push_back({data, stamps_++});
   idle_bytes_ += bytes;
-  while (idle_bytes_ > most_idle_) drop_oldest();
+  while (has_too_much()) drop_oldest();
+}
+
+bool ReceivePool::has_too_much() const {
+  if (idle_bytes_ > most_idle_) return true;
+  return total_ == Total::AsMuchAsWasUsed && idle_bytes_ > 0 &&
+         used_bytes_ + idle_bytes_ > most_used_;
 }
 
 void ReceivePool::drop_oldest() {

@@ -24,8 +24,15 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
   // Bytes of unused blocks that are kept. A larger block is never kept.
   static constexpr std::size_t kMostIdle = 256 << 20;
 
-  // Keeps at most `most_idle` bytes of unused blocks; drops the oldest first.
-  explicit ReceivePool(std::size_t most_idle = kMostIdle) : most_idle_(most_idle) {}
+  // How much memory the pool may have, used and unused together.
+  enum class Total {
+    Any,
+    AsMuchAsWasUsed,  // at one time, so that unused blocks do not raise the peak
+  };
+
+  // Keeps at most `most_idle` bytes of unused blocks, within `total`; drops the oldest first.
+  explicit ReceivePool(std::size_t most_idle = kMostIdle, Total total = Total::Any)
+      : most_idle_(most_idle), total_(total) {}
   ~ReceivePool();
   ReceivePool(const ReceivePool&) = delete;
   ReceivePool& operator=(const ReceivePool&) = delete;
@@ -43,13 +50,17 @@ class ReceivePool : public std::enable_shared_from_this<ReceivePool> {
   struct Block;
 
   void give_back(void* data, std::size_t bytes) noexcept;
+  bool has_too_much() const WEFT_REQUIRES(mutex_);
   void drop_oldest() WEFT_REQUIRES(mutex_);
 
   const std::size_t most_idle_;
+  const Total total_;
   mutable Mutex mutex_;
   // By size, the oldest in front.
   std::map<std::size_t, std::deque<Idle>> idle_ WEFT_GUARDED_BY(mutex_);
   std::size_t idle_bytes_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::size_t used_bytes_ WEFT_GUARDED_BY(mutex_) = 0;
+  std::size_t most_used_ WEFT_GUARDED_BY(mutex_) = 0;  // bytes, at one time
   std::uint64_t stamps_ WEFT_GUARDED_BY(mutex_) = 0;
 };
 

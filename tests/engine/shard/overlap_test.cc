@@ -90,14 +90,15 @@ Shown read(const std::string& file, int rank) {
 }
 
 // The range before the one that uses what a step's gather brings. Each unit is gathered for
-// forward, and again for backward, except the root's own parameters, with which it begins.
+// forward, and again for backward, except those with which it begins: the root's own parameters and
+// the last block.
 std::string range_before(int gather) {
   if (gather <= kBlocks) return "forward " + std::to_string(gather - 1);
-  return "backward " + std::to_string(2 * kBlocks + 1 - gather);
+  return "backward " + std::to_string(2 * kBlocks - gather);
 }
 
 TEST(ShardedOverlap, GathersBeginWithinTheUnitBefore) {
-  constexpr int kTimed = 4, kGathers = 2 * kBlocks + 1;
+  constexpr int kTimed = 4, kGathers = 2 * kBlocks;
   const harness::Folder folder;
   const std::string file = folder.path() + "/run.json";
   ::setenv("WEFT_TIMELINE", file.c_str(), 1);

@@ -63,7 +63,8 @@ TEST(ShardedPasses, MemoryOfPassedUnitsIsFreed) {
     for (int step = 0; step < 3; ++step) {
       EXPECT_EQ(gathered(), 0);
       const auto loss = sharded(torch::ones({4, 8})).sum();
-      EXPECT_EQ(gathered(), 1);  // the last, with which backward begins
+      // The last, with which backward begins, and the one that it uses then, which step 0 records.
+      EXPECT_EQ(gathered(), step == 0 ? 1 : 2);
       loss.backward();
       EXPECT_EQ(gathered(), 0);
     }
@@ -75,14 +76,15 @@ TEST(ShardedPasses, MemoryOfPassedUnitsIsFreed) {
   });
 }
 
-// Four units: four gathers in forward, and three in backward, which begins with the last one.
+// Four units: four gathers in forward, and three in backward, which begins with the last one. From
+// the second step on it is known that backward goes on with the third unit, which stays too.
 TEST(ShardedPasses, EachUnitIsGatheredOnceForForwardAndBackward) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     for (const bool reshards : {true, false}) {
       auto net = blocks(4);
       FullyShardedDataParallel sharded(net, group, {.reshard_after_forward = reshards});
       for (int step = 0; step < 3; ++step) sharded(torch::ones({4, 8})).sum().backward();
-      EXPECT_EQ(statistics(*net).gathers, reshards ? 21U : 12U);
+      EXPECT_EQ(statistics(*net).gathers, reshards ? 7U + 6U + 6U : 12U);
     }
   });
 }
@@ -94,8 +96,38 @@ TEST(ShardedPasses, UnitsAreGatheredAheadFromTheSecondStepOn) {
     sharded(torch::ones({4, 8})).sum().backward();
     EXPECT_EQ(statistics(*net).ahead, 0U);
     sharded(torch::ones({4, 8})).sum().backward();
-    EXPECT_EQ(statistics(*net).ahead, 7U);  // 4 for forward, 3 for backward
-    EXPECT_EQ(statistics(*net).gathers, 14U);
+    EXPECT_EQ(statistics(*net).ahead, 6U);  // 4 for forward, 2 for backward
+    EXPECT_EQ(statistics(*net).gathers, 13U);
+  });
+}
+
+TEST(ShardedPasses, BackwardBeginsWithTheUnitsThatForwardUsedLast) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    for (const int prefetch : {0, 1, 2, 5}) {
+      auto net = blocks(4);
+      FullyShardedDataParallel sharded(net, group, {.prefetch = prefetch});
+      sharded(torch::ones({4, 8})).sum().backward();
+      const std::size_t first = statistics(*net).gathers;
+      sharded(torch::ones({4, 8})).sum().backward();
+      const auto stay = static_cast<std::size_t>(std::min(1 + prefetch, 4));
+      EXPECT_EQ(statistics(*net).gathers - first, 4 + (4 - stay)) << "prefetch " << prefetch;
+    }
+  });
+}
+
+// A forward keeps them, and no backward follows.
+TEST(ShardedPasses, UnitsThatStayForABackwardInVainAreFreed) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto net = blocks(4);
+    FullyShardedDataParallel sharded(net, group);
+    for (int step = 0; step < 2; ++step) sharded(torch::ones({4, 8})).sum().backward();
+    const std::size_t unit = unit_of(net->parameters().front())->bytes();
+    { const auto loss = sharded(torch::ones({4, 8})).sum(); }  // without a backward
+    sharded(torch::ones({4, 8})).sum().backward();
+    EXPECT_EQ(statistics(*net).most_bytes, 2 * unit);
+    for (const auto& parameter : net->parameters()) {
+      EXPECT_NE(unit_of(parameter)->state(), shard::Unit::State::Gathered);
+    }
   });
 }
 

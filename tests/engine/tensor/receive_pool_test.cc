@@ -60,6 +60,25 @@ TEST(ReceivePool, KeepsNoMoreThanItsLimit) {
   EXPECT_EQ(pool->idle_bytes(), 4 * kMiB);
 }
 
+TEST(ReceivePool, UnusedBlocksDoNotRaiseThePeak) {
+  const auto pool = std::make_shared<ReceivePool>(16 * kMiB, ReceivePool::Total::AsMuchAsWasUsed);
+  {
+    const c10::DataPtr one = pool->allocate(2 * kMiB);
+    const c10::DataPtr other = pool->allocate(2 * kMiB);
+  }
+  EXPECT_EQ(pool->idle_bytes(), 4 * kMiB) << "as much as was used at one time";
+  {
+    const c10::DataPtr larger = pool->allocate(3 * kMiB);  // takes the room of both
+    EXPECT_EQ(pool->idle_bytes(), 0U);
+  }
+  EXPECT_EQ(pool->idle_bytes(), 3 * kMiB);
+  {
+    std::vector<c10::DataPtr> blocks;
+    for (int i = 0; i < 20; ++i) blocks.push_back(pool->allocate(kMiB));
+  }
+  EXPECT_EQ(pool->idle_bytes(), 16 * kMiB) << "within the limit of unused blocks";
+}
+
 TEST(ReceivePool, BlocksMayOutliveIt) {
   auto pool = std::make_shared<ReceivePool>();
   c10::DataPtr block = pool->allocate(kMiB);
