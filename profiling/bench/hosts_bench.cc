@@ -46,9 +46,15 @@ constexpr double kBitsPerSecond = 1e9;
 struct Case : HostsCase {
   double aim = 0;  // times the floor; 0: none
 };
-const std::vector<Case> kCases{{{"all_reduce", 64 << 20, 3}, 1.15}, {{"all_reduce", 1 << 20, 40}},
-                               {{"all_reduce", 64 << 10, 100}},     {{"all_reduce", 8, 300}, 1.3},
-                               {{"all_gather", 1 << 20, 30}},       {{"broadcast", 1 << 20, 40}}};
+const std::vector<Case> kCases{{{"all_reduce", 64 << 20, 3}, 1.15},
+                               {{"all_reduce", 1 << 20, 40}},
+                               {{"all_reduce", 64 << 10, 100}},
+                               {{"all_reduce", 8, 300}, 1.3},
+                               {{"all_gather", 1 << 20, 30}},
+                               {{"broadcast", 1 << 20, 40}},
+                               {{"all_to_all", 1 << 20, 30}},
+                               {{"all_to_all", 32 << 10, 100}},
+                               {{"all_to_all", 32, 300}}};
 
 std::string name_of(const HostsCase& one) {
   return one.operation + " " + std::to_string(one.bytes);
@@ -57,6 +63,7 @@ std::string name_of(const HostsCase& one) {
 // Bytes that each host has to send to the other one; of a broadcast, only root's host.
 std::size_t bytes_to_cross(const HostsCase& one) {
   if (one.operation == "all_reduce") return 2 * (kHosts - 1) * one.bytes / kHosts;
+  if (one.operation == "all_to_all") return kRanksPerHost * (kHosts - 1) * one.bytes / kHosts;
   return one.operation == "all_gather" ? kRanksPerHost * one.bytes : one.bytes;
 }
 
@@ -74,14 +81,16 @@ int work(const std::string& backend, HostsRounds& rounds, const std::vector<Host
   for (const HostsCase& one : cases) {
     const auto count = static_cast<std::int64_t>(one.bytes / sizeof(float));
     auto tensor = at::zeros({count});
-    auto gathered = at::zeros({one.operation == "all_gather" ? count * kRanks : 0});
+    auto result = at::zeros({one.operation == "all_gather" ? count * kRanks : count});
     rounds.run(one, [&] {
       if (one.operation == "all_reduce") {
         group.all_reduce(tensor).wait();
       } else if (one.operation == "broadcast") {
         group.broadcast(tensor, 0).wait();
+      } else if (one.operation == "all_to_all") {
+        group.all_to_all_single(result, tensor).wait();
       } else {
-        group.all_gather_into(gathered, tensor).wait();
+        group.all_gather_into(result, tensor).wait();
       }
     });
   }

@@ -14,15 +14,18 @@ int main(int argc, char** argv) {
     const auto one = weft::bench::HostsCase::from(argv[i]);
     const int count = static_cast<int>(one.bytes / sizeof(float));
     std::vector<float> data(static_cast<std::size_t>(count));
-    std::vector<float> gathered(
-        one.operation == "all_gather" ? data.size() * static_cast<std::size_t>(size) : 0);
+    std::vector<float> result(
+        one.operation == "all_gather" ? data.size() * static_cast<std::size_t>(size) : data.size());
     rounds.run(one, [&] {
       if (one.operation == "all_reduce") {
         MPI_Allreduce(MPI_IN_PLACE, data.data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
       } else if (one.operation == "broadcast") {
         MPI_Bcast(data.data(), count, MPI_FLOAT, 0, MPI_COMM_WORLD);
+      } else if (one.operation == "all_to_all") {
+        MPI_Alltoall(data.data(), count / size, MPI_FLOAT, result.data(), count / size, MPI_FLOAT,
+                     MPI_COMM_WORLD);
       } else {
-        MPI_Allgather(data.data(), count, MPI_FLOAT, gathered.data(), count, MPI_FLOAT,
+        MPI_Allgather(data.data(), count, MPI_FLOAT, result.data(), count, MPI_FLOAT,
                       MPI_COMM_WORLD);
       }
     });

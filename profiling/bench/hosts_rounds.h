@@ -21,8 +21,8 @@
 
 namespace weft::bench {
 
-// On the command line of a worker: OPERATION:BYTES:CALLS. All operations take floats in place; of
-// an all_gather each rank gives so many bytes.
+// On the command line of a worker: OPERATION:BYTES:CALLS. Each rank gives so many bytes of floats;
+// all_reduce and broadcast work in place.
 struct HostsCase {
   std::string operation;
   std::size_t bytes = 0;

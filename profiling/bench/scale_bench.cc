@@ -6,8 +6,9 @@
 //
 // The ranks are processes that are forked from this one, which has loaded libtorch. They begin at
 // one moment. Times are those of the slowest rank: from the beginning until it has joined, and
-// until its first all_reduce (4 bytes) has ended. Open MPI's ranks are started by mpirun, and begin
-// with MPI_Init. All share this machine's cores.
+// until its first all_reduce (4 bytes) has ended. A rank's first split also copies pages that it
+// has from this process, as every first use in a forked process does. Open MPI's ranks are started
+// by mpirun, and begin with MPI_Init. All share this machine's cores.
 //
 // --latency-us, --gbit and --ranks-per-host change the network's figures.
 #include <algorithm>
@@ -178,7 +179,16 @@ double processor_time() {
 }
 
 // A rank of Weft reports these figures after its first all_reduce.
-enum Column : std::size_t { kJoined, kReduced, kProcessor, kSplit, kMemory, kDescriptors };
+enum Column : std::size_t {
+  kJoined,
+  kReduced,
+  kProcessor,
+  kMemory,
+  kDescriptors,
+  kFirstSplit,
+  kLaterSplits  // kSplits - 1 of them
+};
+constexpr std::size_t kSplits = 5;
 
 Ranks::Body weft_rank(const std::string& backend) {
   return [backend](int rank, const auto& begin, const auto& report) {
@@ -191,10 +201,21 @@ Ranks::Body weft_rank(const std::string& backend) {
     group.all_reduce(one).wait();
     const double reduced = now();
     group.barrier().wait();
-    const double splits = now();
-    auto half = group.split(rank % 2, rank);
-    const double split = now() - splits;
-    report({joined, reduced, used, split, proportional_memory() - memory, descriptors()});
+    Numbers numbers{joined, reduced, used};
+    std::vector<weft::ProcessGroup> halves;
+    std::vector<double> splits;
+    while (splits.size() < kSplits) {
+      const double start = now();
+      halves.push_back(group.split(rank % 2, rank));
+      splits.push_back(now() - start);
+      if (splits.size() == 1) {
+        numbers.push_back(proportional_memory() - memory);
+        numbers.push_back(descriptors());
+      }
+      group.barrier().wait();
+    }
+    numbers.insert(numbers.end(), splits.begin(), splits.end());
+    report(numbers);
     group.barrier().wait();
   };
 }
@@ -300,15 +321,17 @@ void add_quantity(weft::bench::Report& report, const std::string& name, const st
 void measure_group(weft::bench::Report& report, int ranks, const std::string& backend) {
   const std::string name = std::to_string(ranks) + " ranks";
   if (!report.wants("split " + name)) return;
-  weft::bench::Samples split;
+  weft::bench::Samples first, later;
   std::vector<Numbers> reports;
   for (int round = 0; round < report.runs(); ++round) {
     Ranks running(ranks, weft_rank(backend));
     reports = running.reports(ranks);
-    split.add(greatest(reports, kSplit));
+    first.add(greatest(reports, kFirstSplit));
+    for (std::size_t i = 0; i + 1 < kSplits; ++i) later.add(greatest(reports, kLaterSplits + i));
   }
   const std::string peer = backend == "weft" ? "weft" : "weft " + backend;
-  report.add(weft::bench::time_row("split " + name, peer, 0, split, 1e3, "ms"));
+  report.add(weft::bench::time_row("first split " + name, peer, 0, first, 1e3, "ms"));
+  report.add(weft::bench::time_row("split " + name, peer, 0, later, 1e3, "ms"));
   add_quantity(report, "memory " + name, peer, "memory of a rank", "MiB",
                median(reports, kMemory) / (1 << 20));
   add_quantity(report, "descriptors " + name, peer, "descriptors of a rank", "",
