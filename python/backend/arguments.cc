@@ -3,7 +3,6 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/core/GradMode.h>
@@ -75,25 +74,26 @@ std::vector<at::Tensor> movable(const std::vector<at::Tensor>& tensors) {
   return all;
 }
 
+void Outputs::check_elements(const at::Tensor& tensor) const {
+  if (at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
+  throw Error(Blame::Caller,
+              std::string(operation_) +
+                  ": elements of this tensor share memory, as expand() makes them; pass "
+                  ".contiguous(), and read the result there");
+}
+
 at::Tensor Outputs::of(const at::Tensor& output) {
   if (!is_strided(output) || is_plain(output)) return movable(output);
+  check_elements(output);
   at::Tensor instead = at::empty(output.sizes(), output.options());
   pairs_.emplace_back(output, instead);
   return movable(instead);
 }
 
-at::Tensor Outputs::in_place(const char* operation, const at::Tensor& tensor) {
+at::Tensor Outputs::in_place(const at::Tensor& tensor) {
   if (!is_strided(tensor) || is_plain(tensor)) return tensor;
+  check_elements(tensor);
   const at::AutoDispatchBelowADInplaceOrView same_memory;
-  const bool is_dense = tensor.is_non_overlapping_and_dense();
-  if (is_dense && !tensor.is_conj() && !tensor.is_neg())
-    return at::as_strided(tensor, {tensor.numel()}, {1});
-  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
-    throw Error(Blame::Caller,
-                std::string(operation) +
-                    ": elements of this tensor share memory, as expand() makes them; pass "
-                    ".contiguous(), and read the result there");
-  }
   at::Tensor instead = plain(tensor);
   pairs_.emplace_back(tensor, instead);
   return instead;

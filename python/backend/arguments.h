@@ -24,20 +24,27 @@ void check_pairs(const char* operation, std::size_t outputs, std::size_t inputs)
 at::Tensor movable(const at::Tensor& tensor);
 std::vector<at::Tensor> movable(const std::vector<at::Tensor>& tensors);
 
-// The outputs of an operation. A contiguous tensor takes the place of each that is not contiguous.
-// IssuedWork copies it back when the operation has ended, on any thread.
+// The outputs of an operation. A contiguous tensor takes the place of each that is not contiguous,
+// as the order of its elements in memory may differ between ranks. IssuedWork copies it back when
+// the operation has ended, on any thread. Throws Caller if elements of an output share memory.
 class Outputs {
  public:
+  explicit Outputs(const char* operation) : operation_(operation) {}
+
   at::Tensor of(const at::Tensor& output);
   std::vector<at::Tensor> of(const std::vector<at::Tensor>& outputs);
-  // Returns the memory of a tensor that an operation changes in place, element by element and in
-  // any order: its own memory if it is dense, else a copy. Throws Caller if elements share memory.
-  at::Tensor in_place(const char* operation, const at::Tensor& tensor);
+  // For a tensor that the operation reads and changes.
+  at::Tensor in_place(const at::Tensor& tensor);
   // True if nothing needs to be copied.
   bool is_direct() const { return pairs_.empty(); }
   void copy_back() const;
+  // The device of the outputs that are copied, of which there is at least one.
+  c10::Device device() const { return pairs_.front().first.device(); }
 
  private:
+  void check_elements(const at::Tensor& tensor) const;
+
+  const char* operation_;
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;  // output, the tensor in its place
 };
 

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <weft/python/backend/creation.h>
+#include <weft/python/backend/device_groups.h>
 #include <weft/python/backend/errors.h>
 
 namespace weft::python {
@@ -89,9 +90,7 @@ weft::ProcessGroup make(const c10d::DistributedBackendOptions& options, const Pl
     wanted.backend = "weft";
     wanted.device = *gpu;
   }
-  return made_by([parent = first->group(), ranks, wanted]() mutable {
-    return parent.new_group(*ranks, wanted);
-  });
+  return make_subgroup(first->group(), *ranks, wanted);
 }
 
 }  // namespace

@@ -2,14 +2,11 @@
 // Makes the backend of a process group of torch.distributed.
 #pragma once
 
-#include <memory>
 #include <optional>
-#include <utility>
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <weft/python/backend/backend.h>
-#include <weft/python/backend/interpreter.h>
 
 namespace weft::python {
 
@@ -22,14 +19,5 @@ weft::ProcessGroup join(const c10::intrusive_ptr<c10d::Store>& store, const Plac
 
 // Later groups are made of the world. If `first` is the world, `second` takes its place.
 void follow_world(const Backend& first, const c10::intrusive_ptr<Backend>& second);
-
-// Calls a function that makes a group and blocks until the other ranks have called it too.
-template <class Function>
-weft::ProcessGroup made_by(Function function) {
-  // Shared, since the call goes on after Ctrl-C.
-  const auto made = std::make_shared<weft::ProcessGroup>();
-  interruptible([made, function]() mutable { *made = function(); });
-  return *made;
-}
 
 }  // namespace weft::python

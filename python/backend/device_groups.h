@@ -4,14 +4,29 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <mutex>
 #include <vector>
 
 #include <c10/core/Device.h>
 
 #include <weft/group.h>
+#include <weft/python/backend/interpreter.h>
 
 namespace weft::python {
+
+// Calls a function that makes a group and blocks until the other ranks have called it too.
+template <class Function>
+weft::ProcessGroup made_by(Function function) {
+  // Shared, since the call goes on after Ctrl-C.
+  const auto made = std::make_shared<weft::ProcessGroup>();
+  interruptible([made, function]() mutable { *made = function(); });
+  return *made;
+}
+
+// Makes a group of ranks of another. Blocks until all of them have called it.
+weft::ProcessGroup make_subgroup(weft::ProcessGroup parent, const std::vector<int>& ranks,
+                                 weft::ProcessGroupOptions wanted);
 
 class DeviceGroups {
  public:
@@ -32,6 +47,7 @@ class DeviceGroups {
  private:
   std::vector<weft::ProcessGroup> present() const;  // with the mutex held
 
+  std::mutex making_;  // held while for_cuda_ is made
   mutable std::mutex mutex_;
   weft::ProcessGroup first_, for_cuda_;  // guarded by mutex_
 };

@@ -228,19 +228,24 @@ c10::intrusive_ptr<c10d::Work> GroupBackend::issue(
   const WithoutGil unlocked;
   const auto limit = limit_of(call.timeout);
   const Cause operation{this, ++number_};
-  order_.next(call.name, operation);
   auto work = c10::make_intrusive<IssuedWork>(getRank(), call.name, operation, limit, call.inputs,
                                               call.outputs);
-  Outputs outputs;
-  translated(call.name.operation, [&] {
-    weft::ProcessGroup group = groups_.on(call.device, place_.timeout);
-    if (!group) group = this->group();  // throws: it has been shut down
-    if (limit < place_.timeout) group = group.with_timeout(limit);
-    auto works = function(group, outputs);
-    Copies copies;
-    if (!outputs.is_direct()) copies.push_back(std::make_shared<CopyBack>(std::move(outputs)));
-    work->issued(std::move(works), std::move(copies));
-  });
+  Outputs outputs(call.name.operation);
+  try {
+    translated(call.name.operation, [&] {
+      order_.next(call.name, operation);
+      weft::ProcessGroup group = groups_.on(call.device, place_.timeout);
+      if (!group) group = this->group();  // throws: it has been shut down
+      if (limit < place_.timeout) group = group.with_timeout(limit);
+      auto works = function(group, outputs);
+      Copies copies;
+      if (!outputs.is_direct()) copies.push_back(std::make_shared<CopyBack>(std::move(outputs)));
+      work->issued(std::move(works), std::move(copies));
+    });
+  } catch (const std::exception&) {
+    coalescing_.end();  // an exception leaves c10d's coalescing without its end
+    throw;
+  }
   // The stream waits, and copies the outputs back after the operation.
   if (!work->copies().empty() && call.device.is_cuda()) work->wait(::kNoTimeout);
   coalescing_.add(*work, call.outputs);

@@ -10,6 +10,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <ATen/ThreadLocalState.h>
+
 #include <weft/python/backend/interpreter.h>
 
 namespace weft::python {
@@ -78,9 +80,10 @@ void interruptible(std::function<void()> function) {
   const WithoutGil unlocked;
   if (!on_main_thread()) return function();
   const auto call = std::make_shared<Call>();
-  std::thread([call, function = std::move(function)] {
+  std::thread([call, state = at::ThreadLocalState(), function = std::move(function)] {
     std::exception_ptr error;
     try {
+      const at::ThreadLocalStateGuard as_on_main_thread(state);
       function();
     } catch (...) {
       error = std::current_exception();

@@ -54,7 +54,8 @@ class WithoutGil {
 };
 
 // Calls a function that blocks, without the GIL. On the main thread the function runs on a thread
-// of its own, so that Ctrl-C ends the wait; the function then goes on and its result is dropped.
+// of its own with the main thread's modes (inference, grad, …), so that Ctrl-C ends the wait; the
+// function then goes on and its result is dropped.
 void interruptible(std::function<void()> function);
 
 }  // namespace weft::python

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include <weft/python/backend/arguments.h>
@@ -39,12 +40,17 @@ std::vector<weft::Work> gather_uneven(weft::ProcessGroup& group, const Tensors& 
                                       const at::Tensor& input) {
   const auto rank = static_cast<std::size_t>(group.rank());
   if (outputs.size() != static_cast<std::size_t>(group.size()) ||
-      outputs[rank].sizes() != input.sizes()) {
-    throw Error(Blame::Caller, "all_gather: takes an output for each of the " +
-                                   std::to_string(group.size()) +
-                                   " ranks, and this rank's must have the shape of its input");
+      outputs[rank].sizes() != input.sizes() ||
+      outputs[rank].scalar_type() != input.scalar_type()) {
+    throw Error(Blame::Caller,
+                "all_gather: takes an output for each of the " + std::to_string(group.size()) +
+                    " ranks, and this rank's must have the shape and type of its input");
   }
-  outputs[rank].copy_(input);
+  {
+    // An operation writes outputs of which autograd knows nothing, as it does in the other cases.
+    const at::AutoDispatchBelowADInplaceOrView same_memory;
+    outputs[rank].copy_(input);
+  }
   std::vector<weft::Work> works;
   for (int root = 0; root < group.size(); ++root)
     works.push_back(group.broadcast(outputs[static_cast<std::size_t>(root)], root));
@@ -56,11 +62,11 @@ std::vector<weft::Work> gather_uneven(weft::ProcessGroup& group, const Tensors& 
 WorkPointer MovingBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   return translated(kBroadcast.operation, [&] {
     const at::Tensor& tensor = only(kBroadcast.operation, tensors);
-    return issue({kBroadcast, options.timeout, tensor.device(), tensors, tensors},
-                 [&](weft::ProcessGroup& group, Outputs& to) -> Works {
-                   return {group.broadcast(movable(to.in_place(kBroadcast.operation, tensor)),
-                                           as_rank(options.rootRank))};
-                 });
+    return issue(
+        {kBroadcast, options.timeout, tensor.device(), tensors, tensors},
+        [&](weft::ProcessGroup& group, Outputs& to) -> Works {
+          return {group.broadcast(movable(to.in_place(tensor)), as_rank(options.rootRank))};
+        });
   });
 }
 

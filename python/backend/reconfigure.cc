@@ -12,6 +12,7 @@
 
 #include <weft/python/backend/backend.h>
 #include <weft/python/backend/creation.h>
+#include <weft/python/backend/device_groups.h>
 #include <weft/python/backend/errors.h>
 #include <weft/python/backend/interpreter.h>
 
@@ -26,8 +27,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::part(const c10::intrusive_ptr<c10d::S
   weft::ProcessGroupOptions wanted;
   wanted.group_name = options ? options->group_name : "";
   wanted.timeout = timeout;
-  auto made = made_by(
-      [parent = group(), ranks, wanted]() mutable { return parent.new_group(ranks, wanted); });
+  auto made = make_subgroup(group(), ranks, wanted);
   const Place place{made.rank(), made.size(), wanted.group_name, timeout};
   return c10::make_intrusive<Backend>(std::move(made), store, place);
 }

@@ -34,10 +34,10 @@ constexpr CallName kBarrier{OpType::BARRIER, "barrier", "weft:barrier"};
 
 // Returns the memory that is reduced for each tensor. A tensor that is listed twice is reduced once
 // in place, and then in a copy, because all reductions take the values from before the call.
-Tensors apart(const char* operation, const Tensors& tensors, Outputs& to) {
+Tensors apart(const Tensors& tensors, Outputs& to) {
   Tensors all;
   for (const at::Tensor& tensor : tensors) {
-    const at::Tensor data = to.in_place(operation, tensor);
+    const at::Tensor data = to.in_place(tensor);
     const bool is_listed = std::any_of(all.begin(), all.end(), [&](const at::Tensor& other) {
       return data.numel() > 0 && other.data_ptr() == data.data_ptr();
     });
@@ -57,7 +57,7 @@ WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o
     const Reduction reduction = reduction_of(name, options.reduceOp);
     return issue({kAllReduce, options.timeout, tensor.device(), tensors, tensors},
                  [&](weft::ProcessGroup& group, Outputs& to) -> Works {
-                   const at::Tensor data = to.in_place(name, tensor);
+                   const at::Tensor data = to.in_place(tensor);
                    reduction.scale(data);
                    return {group.all_reduce(data, reduction.op)};
                  });
@@ -89,7 +89,7 @@ WorkPointer Backend::allreduce_coalesced(Tensors& tensors,
     return issue({kAllReduceCoalesced, options.timeout, tensors.front().device(), tensors, tensors},
                  [&](weft::ProcessGroup& group, Outputs& to) -> Works {
                    Works works;
-                   for (const at::Tensor& data : apart(name, tensors, to)) {
+                   for (const at::Tensor& data : apart(tensors, to)) {
                      reduction.scale(data);
                      works.push_back(group.all_reduce(data, reduction.op));
                    }
@@ -106,7 +106,7 @@ WorkPointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options
     const int root = static_cast<int>(options.rootRank);
     return issue({kReduce, options.timeout, tensor.device(), tensors, tensors},
                  [&](weft::ProcessGroup& group, Outputs& to) -> Works {
-                   at::Tensor data = to.in_place(name, tensor);
+                   at::Tensor data = to.in_place(tensor);
                    if (getRank() == root) {
                      reduction.scale(data);
                    } else {

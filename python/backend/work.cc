@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/core/ivalue.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <weft/python/backend/completions.h>
 #include <weft/python/backend/errors.h>
@@ -42,6 +43,18 @@ Error of_whole_wait(const Error& error, std::chrono::milliseconds limit) {
 
 }  // namespace
 
+void CopyBack::run() {
+  const c10::Device device = outputs_.device();
+  std::call_once(once_, [&] {
+    outputs_.copy_back();
+    if (!device.is_cuda()) return;
+    c10::Event copied(device.type());
+    copied.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    copied_ = std::move(copied);
+  });
+  if (copied_) copied_->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
 IssuedWork::IssuedWork(int rank, const CallName& name, const Cause& operation,
                        std::chrono::milliseconds timeout, const std::vector<at::Tensor>& inputs,
                        std::vector<at::Tensor> outputs)
@@ -57,7 +70,11 @@ void IssuedWork::issued(std::vector<weft::Work> operations, Copies copies) {
   if (!copies_.empty() && !is_on_gpu()) {
     // The outputs are copied back even if nobody waits.
     when_done([all = copies_](const std::optional<Error>& error) {
-      if (!error) run(all);
+      if (error) return;
+      try {
+        run(all);
+      } catch (const std::exception&) {  // a wait makes the copies again, and throws
+      }
     });
   }
   if (!recordFunctionEndCallback_) return;  // nobody profiles
@@ -84,6 +101,7 @@ bool IssuedWork::isCompleted() {
 bool IssuedWork::isSuccess() const { return is_done() && exception() == nullptr; }
 
 std::optional<Error> IssuedWork::first_error() const {
+  const WithoutGil unlocked;
   for (const weft::Work& one : operations_) {
     if (auto error = one.error()) return error;
   }
@@ -178,6 +196,8 @@ c10::intrusive_ptr<Future> IssuedWork::getFuture() {
   // The current stream waits; the future records it and is complete at once. The mutex is not held
   // meanwhile, because wait() takes the GIL when it returns.
   if (is_on_gpu()) wait(::kNoTimeout);
+  const bool has_ended = is_done();
+  const auto ended_with = has_ended ? first_error() : std::nullopt;
   const std::lock_guard lock(future_mutex_);
   if (future_) return future_;
   future_ = future_of(outputs_);
@@ -187,20 +207,21 @@ c10::intrusive_ptr<Future> IssuedWork::getFuture() {
   }
   const auto complete = [future = future_, outputs = outputs_, copies = copies_,
                          operation = name_.operation](const std::optional<Error>& error) {
-    if (error) {
-      future->setError(failure_of(*error, operation));
-    } else {
+    if (error) return future->setError(failure_of(*error, operation));
+    try {
       run(copies);
-      future->markCompleted(c10::IValue(outputs));
+    } catch (const std::exception&) {
+      return future->setError(std::current_exception());
     }
+    future->markCompleted(c10::IValue(outputs));
   };
   // A caller that holds the GIL is a Python program, whose callbacks take the GIL and may wait for
   // further operations: they must not run on the thread that ends operations. C++ (the reducer of
   // DistributedDataParallel) only wakes a thread, or copies.
   if (PyGILState_Check() == 0) {
     when_done(complete);
-  } else if (is_done()) {
-    complete(first_error());
+  } else if (has_ended) {
+    complete(ended_with);
   } else {
     when_done([complete, depth = depth_of_future(),
                operation = operation_](const std::optional<Error>& error) {

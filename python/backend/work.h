@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/headeronly/version.h>
 
@@ -27,17 +28,17 @@ struct CallName {
   const char* title;      // "weft:all_reduce", for the profiler
 };
 
-// Copies outputs back once, on the first thread that calls run().
+// Copies outputs back once, on the first thread that calls run(). Copies between GPUs' tensors are
+// made on that thread's current stream, and the current streams of later calls wait for them.
 class CopyBack {
  public:
   explicit CopyBack(Outputs outputs) : outputs_(std::move(outputs)) {}
-  void run() {
-    std::call_once(once_, [this] { outputs_.copy_back(); });
-  }
+  void run();
 
  private:
   Outputs outputs_;
   std::once_flag once_;
+  std::optional<c10::Event> copied_;  // for outputs on a GPU
 };
 using Copies = std::vector<std::shared_ptr<CopyBack>>;
 
@@ -71,7 +72,9 @@ class IssuedWork final : public c10d::Work {
 
  private:
   bool is_done() const;
-  std::optional<Error> first_error() const;  // of an operation that has ended
+  // Returns the error of an operation that has ended. Releases the GIL meanwhile: the threads that
+  // end operations may hold what it waits for, and ask for the GIL.
+  std::optional<Error> first_error() const;
   bool is_on_gpu() const;
   void await(weft::Work& operation, std::chrono::milliseconds limit) const;
   void when_done(std::function<void(const std::optional<Error>&)> done) const;

@@ -95,15 +95,25 @@ def gather_into_negated_views(rank, size, folder):
     return [output.is_neg() for output in outputs], [output.item() for output in outputs]
 
 
-def communicate_in_callbacks(rank, size, folder):
+def communicate_in_callbacks(rank, size, folder, gathers):
     """A callback may go on with the group while the program waits, and not while it goes on too."""
     join(rank, size, folder)
     results = []
 
-    def again(future):
-        tensor = future.value()[0]
+    def communicate(tensor):
+        if gathers:
+            into = torch.zeros(size)
+            dist.all_gather_into_tensor(into, tensor)
+            return into.sum().item()
         dist.all_reduce(tensor)
         return tensor.item()
+
+    def again(future):
+        try:
+            return communicate(future.value()[0])
+        except dist.DistError as error:  # the future's wait raises a RuntimeError in its place
+            results.append(type(error).__name__)
+            raise
 
     def begin():
         if rank == 1:
@@ -121,7 +131,7 @@ def communicate_in_callbacks(rank, size, folder):
         try:
             future.wait()
         except Exception as error:
-            results += [type(error).__name__, str(error)]
+            results.append(str(error))
         work.wait()
     else:
         dist.recv(torch.zeros(1), 0)
@@ -148,10 +158,12 @@ class Corners(RanksTest):
         self.assertEqual(self.ranks.run(gather_into_negated_views), [([True, True], [1.0, 2.0])] * 2)
 
     def test_a_callback_is_refused_where_its_order_is_open(self):
-        one, other = self.ranks.run(communicate_in_callbacks)
-        self.assertEqual((one[0], other), (4.0, [4.0]))
-        self.assertIn("all_reduce: the callback of a future (operation 4 of the group)", one[2])
-        self.assertIn("other ranks may issue these in another order", one[2])
+        for gathers, name in ((False, "all_reduce"), (True, "all_gather_into")):
+            one, other = self.ranks.run(communicate_in_callbacks, gathers)
+            self.assertEqual((one[0], other), (4.0, [4.0]))
+            self.assertEqual(one[1], "CallerError")
+            self.assertIn(f"{name}: the callback of a future (operation 4 of the group)", one[2])
+            self.assertIn("other ranks may issue these in another order", one[2])
 
     def test_a_waiting_thread_does_not_break_the_end(self):
         program = "threading.Thread(target=lambda: dist.recv(torch.ones(2), 1 - rank, tag=7), daemon=True).start()\n"

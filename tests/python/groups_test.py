@@ -143,6 +143,17 @@ def abort(rank, size, folder):
     return told
 
 
+def outlast_the_world(rank, size, folder):
+    """The group's own limit is PyTorch's default; the world's is shorter."""
+    join(rank, size, folder, timeout=datetime.timedelta(seconds=5))
+    group = dist.new_group(timeout=datetime.timedelta(minutes=30))
+    if rank == 1:
+        time.sleep(6)
+    result = total(group, 1)
+    dist.destroy_process_group()
+    return result
+
+
 class Groups(RanksTest):
     size = 3
 
@@ -180,6 +191,9 @@ class Groups(RanksTest):
 
     def test_name_the_rank_that_aborts(self):
         self.assertEqual(self.ranks.run(abort), [([1], True), None, ([1], True)])
+
+    def test_keep_a_limit_that_equals_the_default(self):
+        self.assertEqual(self.ranks.run(outlast_the_world), [3.0] * 3)
 
     def test_work_under_the_wrapper_of_the_debug_level(self):
         self.assertEqual(self.ranks.run(detail), [3.0] * 3)

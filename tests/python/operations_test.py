@@ -5,6 +5,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
+import torch_weft
 from ranks import RanksTest, join, release
 
 OPERATORS = [dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
@@ -153,6 +154,78 @@ def run_only_on_weft(rank, size, folder):
     return results
 
 
+def refused(call):
+    """Returns the text of the CallerError that the call raises."""
+    try:
+        call()
+    except torch_weft.CallerError as error:
+        return str(error)
+    raise AssertionError("the call was not refused")
+
+
+def reduce_layouts(rank, size, folder):
+    """The order of elements in memory differs between the ranks."""
+    join(rank, size, folder)
+
+    def laid_out(tensor):
+        return tensor if rank == 0 else tensor.t().contiguous().t()
+
+    all_reduced, reduced, sent = (laid_out(values(rank, 2, 3)) for _ in range(3))
+    dist.all_reduce(all_reduced)
+    dist.reduce(reduced, 1)
+    dist.broadcast(sent, 0)
+    dist.destroy_process_group()
+    return all_reduced.tolist(), reduced.tolist() if rank == 1 else None, sent.tolist()
+
+
+def refuse_shared_elements(rank, size, folder):
+    join(rank, size, folder)
+    own, shared = values(rank, 3), torch.zeros(1).expand(3)
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(shared),
+        "broadcast": lambda: dist.broadcast(shared, 0),
+        "all_gather": lambda: dist.all_gather([shared, torch.zeros(3)], own),
+        "all_gather_into": lambda: dist.all_gather_into_tensor(torch.zeros(1).expand(3 * size), own),
+        "reduce_scatter_into": lambda: dist.reduce_scatter_tensor(shared, values(rank, 3 * size)),
+        "all_to_all_single": lambda: dist.all_to_all_single(torch.zeros(1).expand(4), values(rank, 4)),
+        "recv": lambda: dist.recv(shared, 1 - rank),
+    }
+    texts = {name: refused(call) for name, call in calls.items()}
+    dist.destroy_process_group()
+    return texts
+
+
+def use_inference_tensors(rank, size, folder):
+    join(rank, size, folder)
+    with torch.inference_mode():
+        outputs = [torch.zeros(i + 1) for i in range(size)]
+        sparse = torch.sparse_coo_tensor([[rank]], [1.0], (size,))
+        dist.all_reduce(sparse)
+    dist.all_gather(outputs, values(rank, rank + 1))
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # all_gather() itself compares types
+    text = refused(lambda: backend.allgather([outputs], [values(rank, rank + 1, dtype=torch.float64)]))
+    dist.destroy_process_group()
+    return [output.tolist() for output in outputs], sparse.to_dense().tolist(), text
+
+
+def coalesce_after_an_error(rank, size, folder):
+    """c10d does not end its coalescing after an exception."""
+    join(rank, size, folder)
+    group = dist.group.WORLD
+    group._start_coalescing(torch.device("cpu"))
+    text = refused(lambda: dist.recv(torch.zeros(1).expand(2), 1 - rank))
+    try:
+        group._end_coalescing(torch.device("cpu"))
+        ended = "well"
+    except RuntimeError as error:
+        ended = str(error)
+    tensor = values(rank, 2)
+    with dist._coalescing_manager():
+        dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return text, ended, tensor.tolist()
+
+
 def equal(one, other):
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
@@ -183,6 +256,28 @@ class Operations(RanksTest):
             self.assertEqual(results["coalesced"], [[3.0, 5.0], [3.0, 5.0, 7.0]])
             self.assertEqual(results["coalesced gathers"], [[1.0, 2.0, 2.0, 3.0], [1.0, 2.0]])
             self.assertEqual(results["coalesced scatters"], [[[3.0], [5.0]][rank], [[3.0, 5.0], [7.0, 9.0]][rank]])
+
+    def test_do_not_depend_on_strides(self):
+        zero, one = self.ranks.run(reduce_layouts)
+        total, first = [[3.0, 5.0, 7.0], [9.0, 11.0, 3.0]], [[1.0, 2.0, 3.0], [4.0, 5.0, 1.0]]
+        self.assertEqual(zero, (total, None, first))
+        self.assertEqual(one, (total, total, first))
+
+    def test_refuse_elements_that_share_memory(self):
+        for texts in self.ranks.run(refuse_shared_elements):
+            for name, text in texts.items():
+                self.assertTrue(text.startswith(name + ": elements of this tensor share memory"), text)
+
+    def test_change_inference_tensors(self):
+        for outputs, sparse, text in self.ranks.run(use_inference_tensors):
+            self.assertEqual((outputs, sparse), ([[1.0], [2.0, 3.0]], [1.0, 1.0]))
+            self.assertIn("this rank's must have the shape and type of its input", text)
+
+    def test_end_coalescing_when_one_is_refused(self):
+        for text, ended, reduced in self.ranks.run(coalesce_after_an_error):
+            self.assertIn("share memory", text)
+            self.assertIn("coalescing ends, but it has not begun", ended)
+            self.assertEqual(reduced, [3.0, 5.0])
 
 
 if __name__ == "__main__":
