@@ -42,6 +42,6 @@ int pointers(const Heap& heap) { return static_cast<int>(heap.pointers.size()); 
 
 int hidden(int value) { return value; }
 
-Weights::Weights(int rows) : rows(at::ones({rows})) {}
+Weights::Weights(int number_of_rows) : rows(at::ones({number_of_rows})) {}
 
 }  // namespace apart
