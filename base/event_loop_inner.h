@@ -156,6 +156,7 @@ struct EventLoop::Inner {
   void pass_turn_on() WEFT_REQUIRES(turns_mutex);
   bool turn();
   void look_at_clock();
+  bool is_busy_for_long(bool progressed);
   void sweep();
   bool run_posted();
   bool run_timers();
@@ -213,6 +214,7 @@ struct EventLoop::Inner {
   Deadline::Clock::time_point client_until;
   Deadline::Clock::time_point crowded_until;  // other threads want the processor until then
   int turns_since_look = 0;
+  Deadline::Clock::time_point last_look{};  // that is_busy_for_long() demanded
   int turns_since_clock = 0;
 };
 

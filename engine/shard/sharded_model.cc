@@ -12,6 +12,7 @@
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/shard/capture.h>
 #include <weft/engine/shard/joined_steps.h>
+#include <weft/engine/shard/kept_gradients.h>
 #include <weft/engine/shard/sharded_model.h>
 
 namespace weft::shard {
@@ -42,13 +43,18 @@ Error outside(const Unit& unit, std::size_t parameter) {
 // The bytes that units, and gradients under way, may free before others take them. FullParameters,
 // which needs more, leaves no more behind.
 std::size_t most_idle(const std::vector<std::shared_ptr<Unit>>& units, std::size_t prefetch) {
-  std::size_t largest = 0, kept = 0;
+  std::size_t largest = 0, most_reduced = 0, kept = 0;
   for (const auto& unit : units) {
     largest = std::max(largest, unit->bytes());
+    std::size_t reduced = 0;
+    for (const UnitParameter& parameter : unit->parameters())
+      reduced += static_cast<std::size_t>(parameter.whole.numel()) *
+                 at::elementSize(reduced_in(*unit, parameter));
+    most_reduced = std::max(most_reduced, reduced);
     if (!unit->options().reshard_after_forward) kept += unit->bytes();
   }
-  const std::size_t gathered = std::min(1 + prefetch, units.size()), reduced = 2;
-  const std::size_t bytes = (gathered + reduced) * largest + kept;
+  const std::size_t gathered = std::min(1 + prefetch, units.size());
+  const std::size_t bytes = gathered * largest + 2 * std::max(largest, most_reduced) + kept;
   return bytes + bytes / 4;  // the pool rounds its blocks up by at most a fourth
 }
 

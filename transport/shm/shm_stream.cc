@@ -281,7 +281,7 @@ bool ShmStream::Shared::look() {
     looks_in_vain = 0;
     return true;
   }
-  if (++looks_in_vain >= kLooksBeforeRest && token_socket >= 0 && !stopped) {
+  if (token_socket >= 0 && !stopped && ++looks_in_vain >= kLooksBeforeRest) {
     looks_in_vain = 0;
     rests = park();
   }
