@@ -46,15 +46,11 @@ constexpr double kBitsPerSecond = 1e9;
 struct Case : HostsCase {
   double aim = 0;  // times the floor; 0: none
 };
-const std::vector<Case> kCases{{{"all_reduce", 64 << 20, 3}, 1.15},
-                               {{"all_reduce", 1 << 20, 40}},
-                               {{"all_reduce", 64 << 10, 100}},
-                               {{"all_reduce", 8, 300}, 1.3},
-                               {{"all_gather", 1 << 20, 30}},
-                               {{"broadcast", 1 << 20, 40}},
-                               {{"all_to_all", 1 << 20, 30}},
-                               {{"all_to_all", 32 << 10, 100}},
-                               {{"all_to_all", 32, 300}}};
+const std::vector<Case> kCases{{{"all_reduce", 64 << 20, 3}, 1.15}, {{"all_reduce", 1 << 20, 40}},
+                               {{"all_reduce", 64 << 10, 100}},     {{"all_reduce", 8, 300}, 1.3},
+                               {{"all_gather", 1 << 20, 30}},       {{"broadcast", 1 << 20, 40}},
+                               {{"all_to_all", 1 << 20, 30}},       {{"all_to_all", 32 << 10, 100}},
+                               {{"all_to_all", 8 << 10, 100}},      {{"all_to_all", 32, 300}}};
 
 std::string name_of(const HostsCase& one) {
   return one.operation + " " + std::to_string(one.bytes);

@@ -105,10 +105,10 @@ TEST(Exchange, RanksOfAHostLeadForDifferentHosts) {
 
 TEST(Exchange, IsChosenForSmallEqualPartsOverHosts) {
   const Layout two = layout_of({0, 0, 1, 1}), eight = layout_of({0, 1, 1, 1, 1, 1, 1, 1, 1});
-  EXPECT_TRUE(gathers_parts(two, 8 << 10));
-  EXPECT_FALSE(gathers_parts(two, (8 << 10) + 1));
-  EXPECT_TRUE(gathers_parts(eight, 512));
-  EXPECT_FALSE(gathers_parts(eight, 513));
+  EXPECT_TRUE(gathers_parts(two, 2 << 10));
+  EXPECT_FALSE(gathers_parts(two, (2 << 10) + 1));
+  EXPECT_TRUE(gathers_parts(eight, 128));
+  EXPECT_FALSE(gathers_parts(eight, 129));
   EXPECT_FALSE(gathers_parts(two, 0));
   EXPECT_FALSE(gathers_parts(Layout(), 8));
   EXPECT_FALSE(gathers_parts(layout_of({0, 0, 0}), 8));
