@@ -6,9 +6,11 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <weft/base/error.h>
@@ -125,6 +127,7 @@ void PowerSgdBucket::randomise(std::uint64_t seed) {
     orthogonalise(matrix.q);
   }
   has_qs_ = true;
+  if (options_.warm_start && q_memory_.defined()) drawn_ = q_memory_.clone();
 }
 
 // Gram-Schmidt for one and two columns, where it is faster, and for dtypes that have no QR.
@@ -156,7 +159,10 @@ void PowerSgdBucket::finish(int ranks) {
   }
   if (q_memory_.defined()) q_memory_.div_(ranks);
   for (Matrix& matrix : matrices_) at::bmm_out(matrix.gradient, matrix.p, matrix.q.transpose(1, 2));
-  if (options_.use_error_feedback) error_.sub_(buffer_);
+  // An overflow, which GradScaler provokes from time to time, must not stay in the next passes.
+  if (options_.use_error_feedback) error_.sub_(buffer_).nan_to_num_(0, 0, 0);
+  if (drawn_.defined())
+    q_memory_.copy_(at::where(at::isfinite(q_memory_).all(), q_memory_, drawn_));
   for (Matrix& matrix : matrices_) matrix.gradient = at::Tensor();
   buffer_ = at::Tensor();
 }

@@ -57,6 +57,7 @@ class PowerSgdBucket {
   at::Tensor buffer_;  // of this pass
   at::Tensor error_;   // what the passes before have lost; during a pass, what it should send
   at::Tensor p_memory_, q_memory_, uncompressed_;
+  at::Tensor drawn_;  // random qs, which take the place of those that an overflow has spoilt
   bool has_qs_ = false;
 };
 

@@ -181,6 +181,25 @@ TEST(PowerSgd, GradientsOfZerosStayZeros) {
   }
 }
 
+// GradScaler leaves out the step after an overflow, and goes on.
+TEST(PowerSgd, AnOverflowDoesNotStay) {
+  for (const int rank : {1, 3}) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
+      const CommHook hook = comm_hooks::power_sgd(
+          group, {.matrix_approximation_rank = rank, .start_power_sgd_iter = 2});
+      const TestBucket bucket(0, 1, {{20, 20}});
+      const auto reduce = [&](double factor) {
+        return bucket.reduce(hook, {torch::full({20, 20}, 1.0 + group.rank()) * factor});
+      };
+      for (int pass = 0; pass < 3; ++pass) reduce(1);
+      const double infinity = std::numeric_limits<double>::infinity();
+      EXPECT_FALSE(torch::isfinite(reduce(group.rank() == 0 ? infinity : 1)).all().item<bool>());
+      reduce(1);
+      EXPECT_TRUE(torch::allclose(reduce(1), torch::full({400}, 1.5), 1e-3, 1e-3));
+    });
+  }
+}
+
 class PowerSgdInDdp : public ::testing::TestWithParam<harness::As> {};
 INSTANTIATE_TEST_SUITE_P(As, PowerSgdInDdp,
                          ::testing::Values(harness::As::Threads, harness::As::Processes),
