@@ -39,6 +39,7 @@ void DistributedSampler::set_epoch(std::size_t epoch) {
 
 void DistributedSampler::deal() {
   position_ = 0;
+  has_dealt_ = false;
   indices_.clear();
   std::vector<std::int64_t> order(dataset_size_);
   if (options_.shuffle) {
@@ -67,6 +68,7 @@ void DistributedSampler::reset(std::optional<std::size_t> new_size) {
 
 std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t batch_size) {
   shared_->loaded = Shared::kNone;
+  has_dealt_ = true;
   if (position_ >= indices_.size()) return std::nullopt;
   const std::size_t end = std::min(position_ + batch_size, indices_.size());
   std::vector<std::size_t> batch;
@@ -77,7 +79,7 @@ std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t bat
 }
 
 void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
-  const std::size_t position = position_ > 0 ? position_ : shared_->position.load();
+  const std::size_t position = has_dealt_ ? position_ : shared_->position.load();
   archive.write("position", c10::IValue(static_cast<std::int64_t>(position)));
   archive.write("epoch", c10::IValue(static_cast<std::int64_t>(shared_->epoch.load())));
   archive.write("ranks", c10::IValue(static_cast<std::int64_t>(ranks_)));

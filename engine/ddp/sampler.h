@@ -78,6 +78,7 @@ class WEFT_API DistributedSampler : public torch::data::samplers::Sampler<> {
   };
   std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   std::size_t position_ = 0;
+  bool has_dealt_ = false;  // by next(), since the epoch began or was loaded
   std::vector<std::int64_t> indices_;
 };
 

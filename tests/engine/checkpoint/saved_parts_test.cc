@@ -219,8 +219,15 @@ TEST_F(SavedParts, DataLoaderContinuesInTheEpoch) {
     auto other = loader_of(again);
     again.set_epoch(4);
     auto from = other->begin();
-    EXPECT_EQ(rest_of(other, from), rest);
+    EXPECT_EQ(*from, rest.front());
+    checkpoint::save_async(folder_, group, {{"sampler", again}}).wait();
+    ++from;
+    const auto last = rest_of(other, from);
+    EXPECT_EQ(last, std::vector(rest.begin() + 1, rest.end()));
     EXPECT_EQ(rest.size(), 2);
+    checkpoint::load(folder_, group, {{"sampler", again}});  // of the second save
+    from = other->begin();
+    EXPECT_EQ(rest_of(other, from), last);
     again.set_epoch(5);
     from = other->begin();
     EXPECT_EQ(rest_of(other, from).size(), 4);
