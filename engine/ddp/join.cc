@@ -165,7 +165,8 @@ void JoinScope::run_out() {
     last_rank = round.first;
     active_ = round.active;
     for (std::size_t i = 0; i < joinables_.size(); ++i) {
-      joinables_[i]->mirror_step({round.first, round.synchronizes, round.trains[i]});
+      joinables_[i]->mirror_step(
+          {round.active_ranks, round.first, round.synchronizes, round.trains[i]});
     }
   }
   for (Joinable* joinable : joinables_) joinable->take_over(last_rank);

@@ -38,6 +38,7 @@ class JoinScope;
 
 // One step of the active ranks.
 struct JoinStep {
+  std::vector<bool> active;   // by rank
   int first_rank = 0;         // the lowest active rank
   bool synchronizes = false;  // false inside no_sync
   bool trains = false;        // true if their joinable trains

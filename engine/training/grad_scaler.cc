@@ -48,17 +48,22 @@ void check(const GradScalerOptions& options) {
 std::vector<ProcessGroup> groups_of(const Optimizer& optimizer, const ProcessGroup& over) {
   std::vector<ProcessGroup> groups;
   training::add_group(groups, over);
-  if (const auto* const zero = dynamic_cast<const parallel::ShardedOptimizer*>(&optimizer))
+  const auto refuse_join = [](const char* parts) {
+    if (!parallel::detail::JoinScope::is_on_this_thread()) return;
+    throw Error(Blame::Caller,
+                "GradScaler: ranks that have run out of inputs (weft::join) do not "
+                "decide with the others whether to step their " +
+                    std::string(parts) +
+                    "; leave out the GradScaler (bfloat16 needs none) or the join");
+  };
+  if (const auto* const zero = dynamic_cast<const parallel::ShardedOptimizer*>(&optimizer)) {
+    refuse_join("shards of a ZeroRedundancyOptimizer");
     training::add_group(groups, zero->group_of_steps());
+  }
   for (const auto& parameters : optimizer.param_groups()) {
     for (const at::Tensor& parameter : parameters.params()) {
       const ProcessGroup shards = group::shard_group_of(parameter);
-      if (shards && parallel::detail::JoinScope::is_on_this_thread()) {
-        throw Error(Blame::Caller,
-                    "GradScaler: ranks that have run out of inputs (weft::join) do not decide with "
-                    "the others whether to step their rows of a sharded model; leave out the "
-                    "GradScaler (bfloat16 needs none) or the join");
-      }
+      if (shards) refuse_join("rows of a sharded model");
       training::add_group(groups, shards);
       training::add_group(groups, group::replica_group_of(parameter));
     }

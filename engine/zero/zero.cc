@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <sstream>
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/serialize/archive.h>
 
@@ -29,6 +34,33 @@ using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 
 void* key_of(const at::Tensor& parameter) { return parameter.unsafeGetTensorImpl(); }
+
+// NaN if a program's own options have no learning rate.
+double rate_of(const OptimizerParamGroup& group) {
+  try {
+    return group.options().get_lr();
+  } catch (const c10::Error&) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+}
+
+// A sparse gradient stays the average that its owner has.
+enum class Gradient { None, Dense, Sparse };
+Gradient kind_of(const at::Tensor& gradient) {
+  if (!gradient.defined()) return Gradient::None;
+  return gradient.layout() == at::kStrided ? Gradient::Dense : Gradient::Sparse;
+}
+
+// Makes the values, back to back in `flat`, the gradients of the parameters.
+void take_gradients(const at::Tensor& flat, const std::vector<at::Tensor>& parameters) {
+  std::int64_t offset = 0;
+  for (const at::Tensor& parameter : parameters) {
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (kind_of(gradient) != Gradient::Dense) gradient = at::empty_like(parameter);
+    gradient.copy_(flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
+    offset += parameter.numel();
+  }
+}
 
 at::Tensor bytes_of(const Optimizer& optimizer) {
   torch::serialize::OutputArchive archive;
@@ -276,9 +308,49 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
     const c10::AutoGradMode with_grad(true);
     loss = closure();
   }
-  if (join_scope_ != nullptr) join_scope_->announce_step(*this, true);
+  if (join_scope_ != nullptr) {
+    join_scope_->announce_step(*this, true);
+    hand_over(active_, join_scope_->first_active_rank());
+  }
   step_shards();
   return loss;
+}
+
+void ShardedOptimizer::hand_over(const std::vector<bool>& active, int leader) {
+  const c10::AutoGradMode no_grad(false);
+  const bool leads = group_.rank() == leader;
+  std::vector<Shard*> handed;
+  std::vector<double> facts;  // of each shard: its rate, and which gradients are handed over
+  for (Shard& shard : shards_) {
+    if (active[static_cast<std::size_t>(shard.owner)]) continue;
+    handed.push_back(&shard);
+    facts.push_back(rate_of(param_groups_[shard.group]));
+    for (const at::Tensor& parameter : shard.parameters)
+      facts.push_back(static_cast<double>(kind_of(parameter.grad())));
+  }
+  if (handed.empty()) return;
+  const group::CalledBy by("ZeroRedundancyOptimizer, for ranks that have run out");
+  at::Tensor sent = at::tensor(facts, at::kDouble).to(group::host_values_device(group_));
+  group_.broadcast(sent, leader).wait();
+  sent = sent.to(at::kCPU);
+  const double* fact = sent.const_data_ptr<double>();
+  for (Shard* const shard : handed) {
+    const double rate = *fact++;
+    std::vector<at::Tensor> pieces;
+    std::vector<at::Tensor> dense;
+    for (const at::Tensor& parameter : shard->parameters) {
+      const auto kind = static_cast<Gradient>(static_cast<int>(*fact++));
+      if (kind == Gradient::None && is_mine(*shard)) parameter.mutable_grad().reset();
+      if (kind != Gradient::Dense) continue;
+      dense.push_back(parameter);
+      if (leads) pieces.push_back(parameter.grad().reshape({-1}));
+    }
+    if (is_mine(*shard) && !std::isnan(rate)) param_groups_[shard->group].options().set_lr(rate);
+    if (dense.empty()) continue;
+    at::Tensor flat = leads ? at::cat(pieces) : empty_flat(dense);
+    group_.broadcast(flat, leader).wait();
+    if (is_mine(*shard)) take_gradients(flat, dense);
+  }
 }
 
 void ShardedOptimizer::step_shards() {
@@ -326,7 +398,9 @@ void ShardedOptimizer::step_own(Shard& shard) {
 }
 
 void ShardedOptimizer::mirror_step(const detail::JoinStep& step) {
-  if (step.synchronizes) step_shards();
+  if (!step.synchronizes) return;
+  hand_over(step.active, step.first_rank);
+  step_shards();
 }
 
 // Every rank has the same parameters after every step, so there is nothing to take over.
@@ -380,6 +454,9 @@ void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {
                 "consolidate_state_dict(rank) on all "
                 "ranks after the last step, then save on that rank");
   }
+  // A scheduler may have changed them since the state was collected.
+  for (std::size_t g = 0; g < param_groups_.size(); ++g)
+    all_->param_groups()[g].set_options(param_groups_[g].options().clone());
   all_->save(archive);
 }
 

@@ -62,7 +62,8 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
   // (CUDA: when they are so in the order of the current stream). Calls the closure once, before.
   // Inside weft::join it is called once for each synchronised backward, and join's list names the
   // model before the optimizer: a rank that has run out goes on stepping its own parameters with
-  // the gradients that the model's part of join writes there. If a rank's optimizer throws, step()
+  // the gradients (clipped, for example) and learning rates that the lowest rank with inputs has
+  // at step(). If a rank's optimizer throws, step()
   // rethrows the exception there and aborts the group: the other ranks, which may have stepped
   // their parameters, throw Cancelled at once, with the rank and the text.
   at::Tensor step(LossClosure closure = nullptr) override;
@@ -137,6 +138,7 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
   // For Weft's own use.
   ProcessGroup& join_group() override { return group_; }
   void check_join() const override;
+  void begin_step(const std::vector<bool>& active) override { active_ = active; }
   void mirror_step(const detail::JoinStep& step) override;
   void take_over(int last_rank) override;
 
@@ -146,6 +148,9 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
   Shard make_shard(std::size_t group, int owner, std::vector<at::Tensor> parameters) const;
   void check_layout() const;
   void step_shards();
+  // Collective. Gives the owners of shards that have run out the gradients and the learning rates
+  // of `leader`, the lowest active rank.
+  void hand_over(const std::vector<bool>& active, int leader);
   void step_own(Shard& shard);
   // Gives the shard's optimizer the options of its parameter group.
   void prepare_step(Shard& shard) const;
@@ -163,6 +168,7 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
   std::vector<Shard> shards_;  // in the order in which all ranks step and send them
   std::unique_ptr<torch::optim::Optimizer> all_;  // with the consolidated state
   std::unique_ptr<Overlap> overlap_;              // set by overlap_with
+  std::vector<bool> active_;                      // in this step of weft::join, by rank
 };
 
 }  // namespace parallel

@@ -252,6 +252,30 @@ TEST_P(ZeroOverlap, StepsSparseAndFrozenParameters) {
   });
 }
 
+TEST_P(ZeroOverlap, StepsWhatIsFrozenLater) {
+  harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
+    const auto make = [&] {
+      Mlp net;
+      fill(net);
+      return Trainee<Mlp, SGD>(net, group, kSmallBuckets,
+                               {torch::optim::OptimizerParamGroup(net->parameters())},
+                               SGDOptions(0.1), {.shard_bytes = 1});
+    };
+    auto overlapped = make();
+    auto plain = make();
+    overlapped.zero.overlap_with(overlapped.ddp);
+    for (std::uint64_t step = 0; step < 4; ++step) {
+      for (auto* one : {&overlapped, &plain}) {
+        one->net->parameters()[2].set_requires_grad(step % 2 == 0);
+        one->zero.zero_grad();
+        one->train(random({3, 6}, 10 * step + static_cast<std::uint64_t>(group.rank())));
+        one->zero.step();
+      }
+      ASSERT_TRUE(same(overlapped.net->parameters(), plain.net->parameters())) << "step " << step;
+    }
+  });
+}
+
 TEST_P(ZeroOverlap, HandlesNoSyncAndAddedGroups) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     const auto make = [&] {

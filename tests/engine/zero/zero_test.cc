@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -279,6 +280,23 @@ TEST(ZeroState, PlainOptimizerLoadsItsState) {
         zero.step();
       }
     }
+  });
+}
+
+TEST(ZeroState, IsSavedWithThePresentLearningRate) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    Mlp net;
+    fill(net);
+    ZeroRedundancyOptimizer<torch::optim::SGD> zero(net->parameters(), group,
+                                                    torch::optim::SGDOptions(0.1));
+    set_gradients(net->parameters(), 1);
+    zero.step();
+    zero.consolidate_state_dict();
+    zero.param_groups().front().options().set_lr(0.025);
+    if (group.rank() != 0) return;
+    torch::optim::SGD plain(net->parameters(), torch::optim::SGDOptions(0.5));
+    load_file(plain, file_of(zero));
+    EXPECT_EQ(plain.param_groups().front().options().get_lr(), 0.025);
   });
 }
 
@@ -585,13 +603,23 @@ TEST_P(Zero, JoinedRankStepsItsOwnParameters) {
       ZeroRedundancyOptimizer<torch::optim::AdamW> zero(net->parameters(), group, options,
                                                         {.shard_bytes = 1});
       const int steps_of_rank[] = {2, 5, 0};
+      // What the ranks with inputs do between backward and step counts for all shards.
+      const auto clip = [](const auto& model) {
+        torch::nn::utils::clip_grad_norm_(model->parameters(), 0.3);
+      };
+      const auto decay = [](torch::optim::Optimizer& optimizer) {
+        auto& own = optimizer.param_groups().front().options();
+        own.set_lr(0.8 * own.get_lr());
+      };
       join({&ddp, &zero}, [&] {
         for (int step = 0; step < steps_of_rank[group.rank()]; ++step) {
           zero.zero_grad();
           ddp(random({2, 6}, static_cast<std::uint64_t>(10 * step + group.rank())))
               .sum()
               .backward();
+          clip(net);
           zero.step();
+          decay(zero);
         }
       });
       torch::optim::AdamW plain_optimizer(plain->parameters(), options);
@@ -604,7 +632,9 @@ TEST_P(Zero, JoinedRankStepsItsOwnParameters) {
               loss + plain(random({2, 6}, static_cast<std::uint64_t>(10 * step + rank))).sum() / 3;
         }
         loss.backward();
+        clip(plain);
         plain_optimizer.step();
+        decay(plain_optimizer);
       }
       EXPECT_LT(difference(net->parameters(), plain->parameters()), 1e-9);
       EXPECT_TRUE(
