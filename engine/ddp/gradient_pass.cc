@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <chrono>
 
+#include <weft/base/log.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/ddp/gradient_pass.h>
 #include <weft/engine/group/access.h>
@@ -40,12 +41,20 @@ GradientPass::GradientPass(TrainedParameters& parameters, DeviceGroups& groups,
       unused_(parameters, buckets),
       static_graph_(options, parameters),
       order_(options.static_graph || !options.find_unused_parameters),
-      failure_(groups.own()) {}
+      failure_(groups.own()) {
+  note_buckets(/*rebuilt=*/false);
+}
 
 DdpStats GradientPass::stats() const {
-  DdpStats stats = stats_;
-  stats.bucket_bytes = buckets_.bytes();
-  return stats;
+  MutexLock lock(stats_mutex_);
+  return stats_;
+}
+
+void GradientPass::note_buckets(bool rebuilt, std::chrono::nanoseconds waited) {
+  MutexLock lock(stats_mutex_);
+  stats_.bucket_bytes = buckets_.bytes();
+  stats_.rebuilt |= rebuilt;
+  stats_.wait += waited;
 }
 
 void GradientPass::require_none(const std::string& call) const {
@@ -104,6 +113,7 @@ void GradientPass::compare_trained() {
   if (added.empty()) return;
   for (const std::size_t parameter : added) parameters_.set_layout(parameter);
   buckets_.rebuild();
+  note_buckets(/*rebuilt=*/false);
 }
 
 bool GradientPass::drop_failed() {
@@ -175,10 +185,15 @@ void GradientPass::take(std::size_t parameter) {
     if (static_graph_.misses(parameter)) return;
   }
   fill_unused();
+  // libtorch calls this for a parameter that has been frozen since its forward too, and adds
+  // nothing to its gradient.
+  const bool is_frozen = !parameters_[parameter].tensor.requires_grad();
+  if (is_frozen && buckets_.is_filled(parameter) && !parameters_.is_trained(parameter)) return;
   const bool is_defined = gradient_of(parameters_[parameter].tensor).defined();
-  if (!is_defined && static_graph_.finds_unused()) unused_.add(parameter);
-  // The parameter was frozen; an older forward still brings a gradient for it.
-  if (buckets_.is_filled(parameter) && !parameters_.is_trained(parameter)) return;
+  if (is_frozen || (!is_defined && static_graph_.finds_unused())) {
+    unused_.keep(parameter);
+    unused_.add(parameter);
+  }
   fill(parameter);
 }
 
@@ -205,7 +220,11 @@ void GradientPass::finish() {
   if (static_graph_.counts()) {
     fill_counted();
   } else if (!buckets_.are_all_launched()) {
-    if (!static_graph_.finds_unused()) {
+    if (taken_ > 0 && missing().empty()) {
+      unused_.add_thawed();
+      fill_unused();
+    }
+    if (!buckets_.are_all_launched() && !static_graph_.finds_unused()) {
       // Another backward of this forward's outputs brings the rest. If no gradient has come (the
       // parameters were frozen meanwhile), none need follow.
       const bool any_came = buckets_.is_any_launched() || taken_ > 0;
@@ -223,13 +242,15 @@ void GradientPass::finish() {
   } catch (...) {
     failure_.fail(std::current_exception(), follower_);
   }
-  stats_.last_wait = std::chrono::steady_clock::now() - start;
-  stats_.wait += stats_.last_wait;
+  const auto waited = std::chrono::steady_clock::now() - start;
   unused_.restore();
   order_.share(groups_.own(), parameters_.size());
   static_graph_.end_pass();
   forwards_.end_pass();
   open_ = false;
+  MutexLock lock(stats_mutex_);
+  stats_.last_wait = waited;
+  stats_.wait += waited;
   ++stats_.passes;
 }
 
@@ -249,6 +270,7 @@ void GradientPass::fill_counted() {
 
 void GradientPass::mirror() {
   take_over_order();
+  warn_of_rest();
   forwards_.count_hidden();  // as the others' backward counts it
   unused_.begin_mirrored_pass(static_graph_.counts_usage());
   buckets_.launch_zeros(forwards_.steps(), open_);
@@ -260,15 +282,28 @@ void GradientPass::mirror() {
   order_.share(groups_.own(), parameters_.size());
 }
 
+// The averages of the others take the place of gradients that this rank had when it ran out.
+void GradientPass::warn_of_rest() {
+  std::vector<std::size_t> rests;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (buckets_.hold(i) && usage().is_here(i)) rests.push_back(i);
+  }
+  if (rests.empty()) return;
+  log::warn(
+      "join: this rank has run out of inputs with gradients of no_sync() that no backward "
+      "has averaged, and drops those of " +
+      parameters_.names_of(rests) + "; let the last backward of each rank synchronise");
+}
+
 // Takes over rank 0's order of arrival, which was sent at the end of the first pass, at the next
 // forward.
 void GradientPass::take_over_order() {
   if (!order_.is_due()) return;
   const auto start = std::chrono::steady_clock::now();
   const auto order = order_.take();
-  stats_.wait += std::chrono::steady_clock::now() - start;
+  const auto waited = std::chrono::steady_clock::now() - start;
   buckets_.build(order);
-  stats_.rebuilt = true;
+  note_buckets(/*rebuilt=*/true, waited);
 }
 
 std::vector<std::size_t> GradientPass::missing() const {

@@ -7,10 +7,12 @@
 // and mirror() block on other ranks, the rest does not.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <vector>
 
 #include <weft/base/error.h>
+#include <weft/base/mutex.h>
 #include <weft/engine/ddp/ddp_options.h>
 #include <weft/engine/ddp/device_groups.h>
 #include <weft/engine/ddp/forwards.h>
@@ -39,7 +41,7 @@ class GradientPass {
   Usage& usage() { return unused_.usage(); }
   BucketFollower* follower() const { return follower_; }
   void set_follower(BucketFollower* follower) { follower_ = follower; }
-  DdpStats stats() const;
+  DdpStats stats() const;  // on any thread, without the reducer's mutex
 
   // Before a forward that synchronises; `is_reducing`: the last backward has begun to reduce
   // gradients. Rebuilds the buckets once. Throws Caller if the last pass has not ended, or cannot
@@ -78,6 +80,8 @@ class GradientPass {
   void launch_full();
   void fill_counted();
   void take_over_order();
+  void warn_of_rest();
+  void note_buckets(bool rebuilt, std::chrono::nanoseconds waited = {});
 
   TrainedParameters& parameters_;
   DeviceGroups& groups_;
@@ -87,7 +91,8 @@ class GradientPass {
   UnusedParameters unused_;
   StaticGraph static_graph_;
   ArrivalOrder order_;
-  DdpStats stats_;
+  mutable Mutex stats_mutex_;
+  DdpStats stats_ WEFT_GUARDED_BY(stats_mutex_);
   PassFailure failure_;
   bool open_ = false;
   bool goes_on_ = false;          // it began in an earlier backward

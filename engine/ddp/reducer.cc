@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include <c10/core/GradMode.h>
@@ -79,6 +80,7 @@ Reducer::~Reducer() {
 
 void Reducer::set_comm_hook(CommHook hook) {
   if (!hook) throw Error(Blame::Caller, "register_comm_hook: the hook is empty");
+  refuse_within_hook("register_comm_hook");
   MutexLock lock(mutex_);
   if (buckets_.has_hook())
     throw Error(Blame::Caller,
@@ -92,9 +94,13 @@ void Reducer::set_comm_hook(CommHook hook) {
                 "backward");
   }
   buckets_.set_hook([this, hook = std::move(hook)](GradBucket& bucket) WEFT_REQUIRES(mutex_) {
+    hook_thread_ = std::this_thread::get_id();
     try {
-      return hook(bucket);
+      auto averages = hook(bucket);
+      hook_thread_ = std::thread::id();
+      return averages;
     } catch (...) {
+      hook_thread_ = std::thread::id();
       pass_.failure().note(group::first_line_of(std::current_exception()).text());
       throw;
     }
@@ -118,6 +124,7 @@ bool Reducer::has_follower() const {
 }
 
 void Reducer::begin_forward() {
+  refuse_within_hook("a forward of the DistributedDataParallel");
   MutexLock lock(mutex_);
   auto* const follower = pass_.follower();
   if (follower != nullptr && !pass_.is_open()) follower->before_forward();
@@ -181,6 +188,7 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool trains) {
 }
 
 bool Reducer::is_synchronizing() const {
+  refuse_within_hook("no_sync");
   MutexLock lock(mutex_);
   return forwards_.are_synchronizing();
 }
@@ -239,7 +247,11 @@ void Reducer::enter_backward() {
 void Reducer::on_backward_start(Forward& forward) {
   const c10::AutoGradMode no_grad(false);
   MutexLock lock(mutex_);
-  if (!hooks_.are_reached()) return forwards_.count(forward, false);
+  if (!hooks_.are_reached()) {
+    // torch::autograd::grad(). A backward that has run before it has made this forward a step.
+    if (!forward.had_backward) forwards_.count(forward, false);
+    return;
+  }
   enter_backward();
   forward.had_backward = true;
   if (forward.synchronizes) {
@@ -363,9 +375,15 @@ WEFT_UNCHECKED_LOCKING std::vector<at::Tensor> Reducer::averaged_parameters() co
   return tensors;
 }
 
-DdpStats Reducer::stats() const {
-  MutexLock lock(mutex_);
-  return pass_.stats();
+// A communication hook, which runs under the mutex, may ask for them.
+WEFT_UNCHECKED_LOCKING DdpStats Reducer::stats() const { return pass_.stats(); }
+
+// A call of a communication hook would wait for ever for the mutex under which the hook runs.
+void Reducer::refuse_within_hook(const char* call) const {
+  if (hook_thread_.load() != std::this_thread::get_id()) return;
+  throw Error(Blame::Caller, std::string(call) +
+                                 ": a communication hook calls it during the backward; call it "
+                                 "before the forward");
 }
 
 }  // namespace weft::parallel

@@ -28,9 +28,11 @@
 // set what the next backward does, and autograd's threads read that under the same mutex.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -110,9 +112,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void synchronize() WEFT_REQUIRES(mutex_);
   void follow_parameters() WEFT_REQUIRES(mutex_);
   void end_backward();
+  void refuse_within_hook(const char* call) const;
 
   DeviceGroups groups_;  // `of(device)` carries buckets, `own()` everything else
   const DdpOptions options_;
+
+  std::atomic<std::thread::id> hook_thread_{};  // runs the communication hook
 
   mutable Mutex mutex_;
   TrainedParameters parameters_ WEFT_GUARDED_BY(mutex_);

@@ -21,7 +21,7 @@ void UnusedParameters::begin_mirrored_pass(bool is_usage_counted) {
       if (buckets_.hold(i)) unused_.push_back(i);
     }
   }
-  add_frozen();
+  add_untrained([](std::size_t) { return true; });
   for (const std::size_t parameter : unused_) {
     const at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
     if (!parameters_.is_trained(parameter) && gradient.defined())
@@ -30,8 +30,16 @@ void UnusedParameters::begin_mirrored_pass(bool is_usage_counted) {
 }
 
 void UnusedParameters::add_frozen() {
+  add_untrained([&](std::size_t i) { return !parameters_[i].tensor.requires_grad(); });
+}
+
+void UnusedParameters::add_thawed() {
+  add_untrained([&](std::size_t i) { return !buckets_.is_filled(i); });
+}
+
+void UnusedParameters::add_untrained(const std::function<bool(std::size_t)>& is_meant) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_.is_trained(i) || !buckets_.hold(i) || contain(i)) continue;
+    if (parameters_.is_trained(i) || !buckets_.hold(i) || contain(i) || !is_meant(i)) continue;
     unused_.push_back(i);
     filled_ = false;
   }
@@ -54,7 +62,7 @@ void UnusedParameters::keep(std::size_t parameter) {
 }
 
 bool UnusedParameters::is_used_anywhere(std::size_t parameter) {
-  return !contain(parameter) || usage_.is_anywhere(parameter);
+  return !contain(parameter) || (usage_.is_shared() && usage_.is_anywhere(parameter));
 }
 
 void UnusedParameters::restore() {

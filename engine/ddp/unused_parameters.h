@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -37,8 +38,11 @@ class UnusedParameters {
   void begin_mirrored_pass(bool is_usage_counted);
   // Adds a parameter whose slot has been filled, or is filled next.
   void add(std::size_t parameter) { unused_.push_back(parameter); }
-  // Adds those that were frozen on all ranks after their buckets were made.
+  // Adds those that were frozen on all ranks after their buckets were made, and still are.
   void add_frozen();
+  // Adds those of them that have been thawed since the last forward and whose slots are empty: no
+  // older forward has brought a gradient.
+  void add_thawed();
   // Adds those whose slots are empty: they are behind outputs that the loss leaves out, although
   // the forward used them.
   void add_missing();
@@ -66,6 +70,9 @@ class UnusedParameters {
   void require_no_frozen_rest() const;
 
  private:
+  // Adds those of the parameters that the last forward did not train.
+  void add_untrained(const std::function<bool(std::size_t)>& is_meant);
+
   const TrainedParameters& parameters_;
   const GradientBuckets& buckets_;
   Usage usage_;

@@ -113,6 +113,27 @@ TEST(CommHooks, MisuseIsACallerError) {
   });
 }
 
+TEST(CommHooks, MayAskForStatisticsAndNothingElse) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    Mlp net;
+    fill(net);
+    DistributedDataParallel ddp(net, group);
+    std::vector<std::size_t> passes;
+    std::string refused;
+    ddp.register_comm_hook([&, reduce = comm_hooks::all_reduce(group)](GradBucket& bucket) {
+      passes.push_back(ddp.stats().passes);
+      refused = harness::error_of([&] { static_cast<void>(ddp.no_sync()); }).text();
+      return reduce(bucket).then([&](const at::Tensor& average) {
+        static_cast<void>(ddp.stats());
+        return average;
+      });
+    });
+    for (int step = 0; step < 2; ++step) ddp(random({2, 6}, 1)).sum().backward();
+    EXPECT_EQ(passes, (std::vector<std::size_t>{0, 1}));
+    EXPECT_THAT(refused, ::testing::HasSubstr("no_sync: a communication hook calls it"));
+  });
+}
+
 TEST(CommHooks, WrongSparseResultIsACallerError) {
   for (const torch::Tensor& result : {torch::Tensor(), torch::ones({1}), torch::ones({2, 5})}) {
     harness::run_ranks(harness::As::Threads, 1, [&](ProcessGroup group) {

@@ -542,7 +542,69 @@ TEST(Forwards, LateFreezeOnAllRanksIsAllowed) {
       net->weights[0].set_requires_grad(false);
       output.sum().backward();
       EXPECT_EQ(gradient_of(net->weights[1]), 1.5);
+      EXPECT_FALSE(net->weights[0].grad().defined()) << "an optimizer would step it";
       net->weights[0].set_requires_grad(true);
+    }
+  });
+}
+
+// A loss through a frozen part is added to one that trains it.
+TEST(Forwards, ThawedParameterOfAnOlderForwardIsAveraged) {
+  for (const bool finds_unused : {false, true}) {
+    for (const std::size_t frozen : {0U, 1U}) {
+      harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
+        auto net = std::make_shared<ChainImpl>(2);
+        DistributedDataParallel<ChainImpl> ddp(
+            net, group,
+            {.bucket_bytes = 1, .first_bucket_bytes = 1, .find_unused_parameters = finds_unused});
+        const auto forward = [&] {
+          return ddp(torch::full({1}, 1.0 + group.rank(), torch::kDouble)).sum();
+        };
+        for (int step = 0; step < 3; ++step) {
+          net->zero_grad();
+          const auto trained = forward();
+          net->weights[frozen].set_requires_grad(false);
+          const auto through = forward();
+          net->weights[frozen].set_requires_grad(true);
+          (trained + through).backward();
+          EXPECT_EQ(gradient_of(net->weights[frozen]), 1.5);
+          EXPECT_EQ(gradient_of(net->weights[1 - frozen]), 3);
+        }
+      });
+    }
+  }
+}
+
+TEST(Forwards, ParameterThawedAfterItsForwardHasNoGradient) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    auto net = std::make_shared<ChainImpl>(2);
+    DistributedDataParallel<ChainImpl> ddp(net, group,
+                                           {.bucket_bytes = 1, .first_bucket_bytes = 1});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      net->weights[0].set_requires_grad(false);
+      const auto output = ddp(torch::full({1}, 1.0 + group.rank(), torch::kDouble));
+      net->weights[0].set_requires_grad(true);
+      output.sum().backward();
+      EXPECT_FALSE(net->weights[0].grad().defined());
+      EXPECT_EQ(gradient_of(net->weights[1]), 1.5);
+    }
+  });
+}
+
+TEST(Forwards, GradAfterTheBackwardIsNoStep) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    auto net = std::make_shared<ChainImpl>(2);
+    DistributedDataParallel<ChainImpl> ddp(net, group);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      const auto x = torch::full({1}, 1.0 + group.rank(), torch::kDouble).requires_grad_();
+      const auto loss = ddp(x).sum();
+      loss.backward({}, /*keep_graph=*/true);
+      if (group.rank() == 0) {
+        EXPECT_EQ(torch::autograd::grad({loss}, {x}).front().item<double>(), 1);
+      }
+      EXPECT_EQ(gradient_of(net->weights[1]), 1.5);
     }
   });
 }

@@ -108,6 +108,24 @@ TEST(Join, NoSyncStepIsNotReduced) {
   });
 }
 
+TEST(Join, WarnsOfGradientsThatNoBackwardAverages) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    auto net = std::make_shared<ScalarImpl>();
+    DistributedDataParallel<ScalarImpl> ddp(net, group);
+    join(ddp, [&] {
+      {
+        const auto quiet = ddp.no_sync();
+        ddp(2.0).sum().backward();
+      }
+      if (group.rank() == 1) ddp(2.0).sum().backward();
+    });
+    if (group.rank() == 0) {
+      EXPECT_THAT(harness::LogWatch::current().text(),
+                  HasSubstr("gradients of no_sync() that no backward has averaged"));
+    }
+  });
+}
+
 TEST(Join, MirrorsSparseGradientsAndBuffers) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
