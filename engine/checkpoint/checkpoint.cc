@@ -8,6 +8,7 @@
 #include <weft/engine/checkpoint/checkpoint_parts.h>
 #include <weft/engine/checkpoint/folder.h>
 #include <weft/engine/checkpoint/loading.h>
+#include <weft/engine/checkpoint/save_arguments.h>
 #include <weft/engine/checkpoint/together.h>
 #include <weft/engine/ddp/model_state.h>
 #include <weft/engine/group/access.h>
@@ -159,7 +160,7 @@ void save(const std::string& file, ProcessGroup group, const std::vector<Part>& 
 }
 
 void check_writable(const std::string& path, ProcessGroup group) {
-  on_all("checkpoint::check_writable", group, [&] {
+  on_all("checkpoint::check_writable", group, [&, path = without_slashes(path)] {
     const bool is_one = is_folder_on_all(path, group);
     agree(group, error_of([&] {
             if (is_one) {
@@ -173,11 +174,12 @@ void check_writable(const std::string& path, ProcessGroup group) {
 }
 
 bool exists(const std::string& path, ProcessGroup group) {
-  return on_all("checkpoint::exists", group, [&] { return exists_on_all(path, group); });
+  return on_all("checkpoint::exists", group,
+                [&] { return exists_on_all(without_slashes(path), group); });
 }
 
 void load(const std::string& path, ProcessGroup group, const std::vector<Part>& parts) {
-  on_all("checkpoint::load", group, [&] {
+  on_all("checkpoint::load", group, [&, path = without_slashes(path)] {
     if (is_folder_on_all(path, group)) return load_folder(path, group, parts);
     load_on_all(path, group, parts);
   });

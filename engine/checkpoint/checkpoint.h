@@ -421,7 +421,8 @@ WEFT_API bool exists(const std::string& path, ProcessGroup group);
 // FOLDER/NUMBER, or a folder of safetensors files of PyTorch's HuggingFaceStorageWriter. Of a file,
 // rank 0 sends the bytes; of a folder, each rank reads what it needs, of sharded parameters its own
 // rows, and what is read is compared with its checksums. So all ranks continue from the same state;
-// each rank copies it to the devices of its own module and optimizer.
+// each rank copies it to the devices of its own module and optimizer. A load of a folder waits for
+// earlier calls of save_async() over the group.
 //
 // All or nothing: names, shapes and dtypes are compared on every rank before anything changes.
 // Throws Caller on all ranks, with the difference, if the parts do not fit on one rank, and if it

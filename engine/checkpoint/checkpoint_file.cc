@@ -66,6 +66,11 @@ Blame blame_of(int number) {
   }
 }
 
+int sync_folder_of(const std::string& path) {
+  const Descriptor folder(::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  return folder && ::fsync(folder.get()) != 0 && errno != EINVAL ? errno : 0;
+}
+
 // --- Draft
 
 Draft::Draft(const std::string& file) : named_(file) {
@@ -146,9 +151,7 @@ void Draft::publish() {
   if (failed_ == 0 && ::rename(aside_.c_str(), file_.c_str()) != 0) failed_ = errno;
   if (failed_ != 0) fail("", failed_);
   aside_file_ = Descriptor();
-  // Makes the new name durable by syncing the folder. Some file systems cannot do that (EINVAL).
-  const Descriptor folder(::open(folder_of(file_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder && ::fsync(folder.get()) != 0 && errno != EINVAL) fail("", errno);
+  if (const int number = sync_folder_of(file_)) fail("", number);
 }
 
 void Draft::fail(const std::string& why, int number) const {

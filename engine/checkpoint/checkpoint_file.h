@@ -49,6 +49,9 @@ class Draft {
 // tell.
 bool is_file(const std::string& file);
 
+// Makes the path's name durable. Returns an errno, or 0, also where a file system cannot do that.
+int sync_folder_of(const std::string& path);
+
 // Busy for what passes or can be cleared, such as a full disk; Caller for the rest.
 Blame blame_of(int number);
 

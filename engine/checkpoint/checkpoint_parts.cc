@@ -17,7 +17,9 @@
 
 #include <weft/engine/checkpoint/checkpoint_parts.h>
 #include <weft/engine/checkpoint/part_contents.h>
+#include <weft/engine/checkpoint/part_rows.h>
 #include <weft/engine/checkpoint/part_staging.h>
+#include <weft/engine/ddp/join.h>
 #include <weft/engine/group/collective_error.h>
 #include <weft/engine/shard/fully_shard.h>
 #include <weft/engine/shard/whole_optimizer.h>
@@ -326,6 +328,13 @@ std::vector<std::string> check_names(const std::vector<Part>& parts) {
         (archived != nullptr && archived->place == nullptr)) {
       throw Error(Blame::Caller, "part " + in_quotes(part.name()) +
                                      " of the checkpoint is a null pointer; make the object first");
+    }
+    if (optimizer != nullptr && parallel::detail::JoinScope::is_on_this_thread() &&
+        has_shards(part)) {
+      throw Error(Blame::Caller,
+                  "part " + in_quotes(part.name()) +
+                      " of the checkpoint is the optimizer of a sharded model, which has one more "
+                      "parameter inside of weft::join; save and load it before or after the join");
     }
     const auto* const variable = std::get_if<detail::Variable>(&content);
     names.push_back(in_quotes(part.name()) + ", " + kKinds[content.index()] +

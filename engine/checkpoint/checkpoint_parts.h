@@ -23,8 +23,8 @@ class ShardedOptimizer;
 
 namespace weft::checkpoint {
 
-// Throws Caller for an empty or repeated name and for a null pointer. Returns the names and kinds
-// of the parts, as errors show them.
+// Throws Caller for an empty or repeated name, for a null pointer, and inside of weft::join for the
+// optimizer of a sharded model. Returns the names and kinds of the parts, as errors show them.
 std::vector<std::string> check_names(const std::vector<Part>& parts);
 
 // Throws Caller if a parameter or buffer is on the meta device: what is copied to it is lost.

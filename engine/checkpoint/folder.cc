@@ -112,6 +112,19 @@ void remove_checkpoint(const std::string& folder) {
     throw system_error(Blame::Caller, "'" + folder + "' cannot be removed", errno);
 }
 
+// Failures are warnings.
+void remove_cut_off(const std::string& folder, const std::set<std::uint64_t>& numbers) {
+  for (const std::uint64_t number : numbers) {
+    const std::string one = folder + "/" + std::to_string(number);
+    const auto failure = group::error_of([&] {
+      if (is_cut_off(one)) remove_checkpoint(one);
+    });
+    if (failure)
+      log::warn("checkpoint::save_async: '" + one +
+                "', which was cut off, stays: " + failure->text());
+  }
+}
+
 // Reads the manifest of a whole checkpoint.
 Manifest manifest_of(const std::string& checkpoint) {
   Manifest manifest;
@@ -185,16 +198,19 @@ bool has_whole(const std::string& path) {
 
 Numbered::Numbered(const std::string& folder) : folder_(folder) {
   if (folder.empty()) cannot_write(folder, "it has no name");
-  if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) {
-    if (errno == ENOENT)
-      cannot_write(folder, "the folder that it would be in is missing; make that first");
+  if (::mkdir(folder.c_str(), 0777) == 0) {
+    if (const int number = sync_folder_of(folder)) cannot_write(folder, number);
+  } else if (errno == ENOENT) {
+    cannot_write(folder, "the folder that it would be in is missing; make that first");
+  } else if (errno != EEXIST) {
     cannot_write(folder, errno);
   }
   if (!is_folder(folder)) cannot_write(folder, "it is not a folder; name another one");
   lock_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!lock_) cannot_write(folder, errno);
   // A file system without locks: the checkpoint is written without one.
-  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+  const bool is_locked = ::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0;
+  if (!is_locked && errno == EWOULDBLOCK) {
     throw Error(Blame::Busy,
                 "the checkpoint's folder '" + folder +
                     "' cannot be written: another process or group is writing a checkpoint there");
@@ -202,6 +218,8 @@ Numbered::Numbered(const std::string& folder) : folder_(folder) {
   const auto numbers = numbers_in(folder);
   const std::uint64_t newest = numbers.empty() ? 0 : *numbers.rbegin();
   number_ = 1 + std::max(newest, FailedNumbers::get().last(folder));
+  // Under the lock, no process writes what was cut off, and the new one may need its space.
+  if (is_locked) remove_cut_off(folder, numbers);
   const std::string own = folder + "/" + std::to_string(number_);
   if (::mkdir(own.c_str(), 0777) != 0) cannot_write(own, errno);
 }

@@ -30,8 +30,8 @@ bool has_whole(const std::string& path);
 // a save that failed to no later one.
 class Numbered {
  public:
-  // Makes the folder if only its last part is missing, and FOLDER/NUMBER in it. Throws Busy while
-  // another process or group writes there.
+  // Makes the folder if only its last part is missing, and FOLDER/NUMBER in it. Removes what was
+  // cut off before. Throws Busy while another process or group writes there.
   explicit Numbered(const std::string& folder);
   // Removes FOLDER/NUMBER unless it was published.
   ~Numbered();
@@ -41,8 +41,8 @@ class Numbered {
   std::uint64_t number() const { return number_; }
   // Writes the manifest, which makes the checkpoint whole.
   void publish(const Manifest& manifest);
-  // Removes whole checkpoints beyond the newest `keep`, and older ones that were cut off. Failures
-  // are warnings.
+  // Removes whole checkpoints beyond the newest `keep`, and older ones that were cut off, which
+  // remain where there are no locks. Failures are warnings.
   void remove_old(int keep) const;
 
  private:

@@ -121,6 +121,16 @@ class LastSaves {
     mine.first = agent.shared_core();
     return std::exchange(mine.second, std::move(ended));
   }
+  // Blocks until the agent's last save has ended.
+  void wait_for(const rpc::Agent& agent) {
+    Ended last;
+    {
+      MutexLock lock(mutex_);
+      const auto found = all_.find(agent.shared_core().get());
+      if (found != all_.end()) last = found->second.second;
+    }
+    if (last.valid()) last.wait();
+  }
 
  private:
   Mutex mutex_;
@@ -197,7 +207,7 @@ class JobSave {
 
 Saving save_async(std::string folder, const rpc::Agent& agent, std::vector<JobPart> parts,
                   SaveOptions options) {
-  while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
+  folder = without_slashes(std::move(folder));
   check_options(options);
   std::promise<std::optional<Error>> promise;
   const Ended ended = promise.get_future().share();
@@ -226,8 +236,10 @@ std::chrono::milliseconds commit_lease(std::chrono::milliseconds timeout) {
 }  // namespace
 
 void load(const std::string& path, const rpc::Agent& agent, const std::vector<JobPart>& parts) {
+  const std::string folder = without_slashes(path);
   names_of(parts);
-  Found found = find(path);
+  last_saves().wait_for(agent);  // it removes older checkpoints
+  Found found = find(folder);
   const int ranks = std::exchange(found.manifest.ranks, std::max(found.manifest.ranks, 1));
   const std::string manifest = encode(found.manifest);
   std::vector<Owner> owners = owners_of(parts, agent);
@@ -235,7 +247,7 @@ void load(const std::string& path, const rpc::Agent& agent, const std::vector<Jo
   const std::chrono::milliseconds lease = commit_lease(agent.timeout());
   const std::vector<Answer> staged = ask(owners, [&](const Owner& owner, std::size_t) {
     return agent.async<&job::stage_load>(destination_of(owner, agent), owner.parts,
-                                         path + found.below, manifest, ranks, owner.worker.rank,
+                                         folder + found.below, manifest, ranks, owner.worker.rank,
                                          is_self(owner) ? 0 : lease.count());
   });
   // An owner's lease has begun before it answered, and so it ends before this call gives up: what
@@ -248,7 +260,8 @@ void load(const std::string& path, const rpc::Agent& agent, const std::vector<Jo
 }
 
 bool exists(const std::string& path, const rpc::Agent& /*agent*/) {
-  return is_folder(path) && has_whole(path);
+  const std::string folder = without_slashes(path);
+  return is_folder(folder) && has_whole(folder);
 }
 
 }  // namespace weft::checkpoint

@@ -119,11 +119,12 @@ WEFT_API Saving save_async(std::string folder, const rpc::Agent& agent, std::vec
 
 // Loads the parts, which may be fewer than were saved: each owner reads its own values from FOLDER
 // (the newest whole checkpoint) or FOLDER/NUMBER. All owners compare names, shapes and dtypes, and
-// checksums, before any of them changes something. Throws Caller, naming the worker and the
-// difference, if the parts do not fit on one, or if there is no checkpoint; PeerLost and Timeout as
-// save_async(). A worker that is lost, or takes twice the agent's timeout, in the last moment, when
-// all begin to change their values, leaves the other workers with the new ones. A worker that is
-// told too late refuses: once load() has thrown Timeout, none begins to change its values.
+// checksums, before any of them changes something. Waits for earlier calls of save_async() on this
+// agent. Throws Caller, naming the worker and the difference, if the parts do not fit on one, or if
+// there is no checkpoint; PeerLost and Timeout as save_async(). A worker that is lost, or takes
+// twice the agent's timeout, in the last moment, when all begin to change their values, leaves the
+// other workers with the new ones. A worker that is told too late refuses: once load() has thrown
+// Timeout, none begins to change its values.
 WEFT_API void load(const std::string& path, const rpc::Agent& agent,
                    const std::vector<JobPart>& parts);
 

@@ -73,7 +73,7 @@ std::vector<Value> values_here(const std::vector<Part>& parts) {
   return values;
 }
 
-// The tensors that a load may write on a GPU.
+// The tensors that a load may write on a GPU. Objects that load themselves show none.
 std::vector<at::Tensor> tensors_of_parts(const std::vector<Part>& parts) {
   std::vector<at::Tensor> tensors;
   const auto add = [&](const std::vector<at::Tensor>& some) {
@@ -95,6 +95,15 @@ std::vector<at::Tensor> tensors_of_parts(const std::vector<Part>& parts) {
   return tensors;
 }
 
+// Waits for the GPUs that saving or loading the parts may use. An object that saves and loads
+// itself may use any.
+void wait_for_gpus_of(const std::vector<Part>& parts) {
+  const bool has_object = std::ranges::any_of(parts, [](const Part& part) {
+    return std::holds_alternative<detail::Archived>(Contents::of(part));
+  });
+  has_object ? wait_for_all_gpus() : wait_for_gpus(tensors_of_parts(parts));
+}
+
 void require_seen(const std::string& folder) {
   if (is_folder(folder)) return;
   throw Error(Blame::Caller, "there is no folder '" + folder +
@@ -111,6 +120,7 @@ Answer stage_save(OwnedParts parts, std::string folder) {
     made.kinds = check_names(own);
     auto staged = std::make_shared<Staged>();
     staged->folder.emplace(std::move(folder));
+    wait_for_gpus_of(own);
     staged->share = share_of(values_here(own), 0, 1);
     staged->memory = memory_for(staged->share);
     wait_for_gpus(staged->share.tensors);
@@ -150,6 +160,7 @@ Answer stage_load(OwnedParts parts, std::string folder, std::string manifest, in
     }
     Manifest read = parse_manifest(manifest);
     read.ranks = ranks;
+    wait_for_gpus_of(own);
     staged->commits = stage_folder(folder, read, own, rank);
     staged->parts = std::move(parts);
     if (lease > 0) staged->last = Deadline::in(std::chrono::milliseconds(lease));
@@ -162,10 +173,10 @@ Answer commit(RRef<SharedStaged> staged) {
     Staged& here = *staged.local_value();
     if (here.last.passed())
       throw Error(Blame::Timeout, "it was too late to load the values that it had read");
-    const std::vector<at::Tensor> written = tensors_of_parts(parts_of(here.parts));
-    wait_for_gpus(written);
+    const std::vector<Part> parts = parts_of(here.parts);
+    wait_for_gpus_of(parts);
     for (const Commit& commit : here.commits) commit();
-    wait_for_gpus(written);
+    wait_for_gpus_of(parts);
   });
 }
 

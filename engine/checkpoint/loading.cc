@@ -16,6 +16,7 @@
 #include <weft/engine/checkpoint/part_contents.h>
 #include <weft/engine/checkpoint/part_staging.h>
 #include <weft/engine/checkpoint/part_values.h>
+#include <weft/engine/checkpoint/saving_thread.h>
 #include <weft/engine/checkpoint/slice_reads.h>
 #include <weft/engine/ddp/model_state.h>
 #include <weft/engine/group/collective_error.h>
@@ -80,7 +81,7 @@ class Load {
   void read() {
     read_slices(folder_, std::move(reads_), static_cast<std::size_t>(rank_));
     const auto ranks = static_cast<std::uint64_t>(ranks_);
-    check_slices(folder_, in_place_, [&](const SavedFile& file, std::uint64_t place) {
+    open_ = check_slices(folder_, in_place_, [&](const SavedFile& file, std::uint64_t place) {
       const auto index = static_cast<std::uint64_t>(&file - manifest_.files.data());
       return !is_shared_ || (index + place / kChunk) % ranks == static_cast<std::uint64_t>(rank_);
     });
@@ -88,7 +89,7 @@ class Load {
 
   // Reads to their place what read() has compared on all ranks.
   void read_in_place() {
-    read_slices(folder_, std::move(in_place_), static_cast<std::size_t>(rank_));
+    read_slices(folder_, std::move(in_place_), static_cast<std::size_t>(rank_), std::move(open_));
   }
 
   // Compares what was read with the parts, and changes nothing.
@@ -241,6 +242,7 @@ class Load {
   std::vector<Part> present_;
   std::vector<SliceRead> reads_;     // to new memory
   std::vector<SliceRead> in_place_;  // to the program's tensors, once all ranks agree
+  OpenFiles open_;                   // those of in_place_
   Values values_;
 };
 
@@ -288,6 +290,7 @@ void share_manifest(std::string& folder, Manifest& manifest, ProcessGroup& group
 }
 
 void load_folder(const std::string& path, ProcessGroup& group, const std::vector<Part>& parts) {
+  wait_for_saves(group);  // they remove older checkpoints
   Found found;
   group::agree(group, group::error_of([&] {
                  check_names(parts);

@@ -85,6 +85,11 @@ T only_in(const at::Tensor& tensor, at::ScalarType dtype) {
 
 Value value_of_tensor(std::string name, const at::Tensor& tensor) {
   if (!tensor.defined()) throw Error(Blame::Caller, "a tensor is undefined");
+  if (tensor.is_meta()) {
+    throw Error(Blame::Caller, "'" + name +
+                                   "' has no values yet: it is on the meta device; call "
+                                   "weft::materialize(model, seed) first");
+  }
   if (tensor.layout() != at::kStrided || tensor.is_quantized()) {
     throw Error(Blame::Caller, "'" + name +
                                    "' is sparse or quantized, which safetensors files cannot "
@@ -204,21 +209,27 @@ class Walk {
       put(name, at::scalar_tensor(static_cast<std::int64_t>(tensors.size()), at::kLong), kTensors);
       return true;
     }
-    if (!value.isTuple() && !value.isList()) return false;
-    const std::vector<c10::IValue> elements =
-        value.isTuple() ? value.toTupleRef().elements().vec() : value.toListRef().vec();
-    if (std::ranges::all_of(elements, [](const auto& one) { return one.isString(); })) {
-      std::string lines;
-      for (const auto& one : elements) lines += one.toStringRef() + '\n';
-      put(name, bytes_of_text(lines), kTexts);
-      return true;
-    }
-    if (!value.isTuple() ||
-        !std::ranges::all_of(elements, [](const auto& one) { return one.isDouble(); }))
+    if (value.isList()) return add_lines(name, value);
+    if (!value.isTuple()) return false;
+    const std::vector<c10::IValue> elements = value.toTupleRef().elements().vec();
+    if (!std::ranges::all_of(elements, [](const auto& one) { return one.isDouble(); }))
       return false;
     std::vector<double> reals;
     for (const auto& one : elements) reals.push_back(one.toDouble());
     put(name, at::tensor(reals, at::kDouble), kReals);
+    return true;
+  }
+
+  // Returns false for a list that would come back as another value: one of another type, also if it
+  // is empty, and one with a text of several lines.
+  bool add_lines(const std::string& name, const c10::IValue& list) {
+    if (list.toList().elementType()->kind() != c10::TypeKind::StringType) return false;
+    std::string lines;
+    for (const c10::IValue& one : list.toListRef()) {
+      if (one.toStringRef().find('\n') != std::string::npos) return false;
+      lines += one.toStringRef() + '\n';
+    }
+    put(name, bytes_of_text(lines), kTexts);
     return true;
   }
 

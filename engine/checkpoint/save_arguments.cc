@@ -4,6 +4,11 @@
 
 namespace weft::checkpoint {
 
+std::string without_slashes(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path;
+}
+
 void refuse_ambiguous(const std::vector<std::string>& names) {
   for (const std::string& one : names) {
     for (const std::string& other : names) {

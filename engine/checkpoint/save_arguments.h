@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of what save_async() is given. Internal; any thread.
+// Checks of what save_async() and other calls are given. Internal; any thread.
 #pragma once
 
 #include <string>
@@ -9,6 +9,8 @@
 
 namespace weft::checkpoint {
 
+// The path without slashes at its end, except for "/".
+std::string without_slashes(std::string path);
 // Throws Caller if values of one part, which are named "PART.VALUE", could be named like those of
 // another.
 void refuse_ambiguous(const std::vector<std::string>& names);

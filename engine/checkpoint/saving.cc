@@ -40,6 +40,8 @@ using group::error_of;
 
 constexpr std::size_t kPiece = 1 << 20;
 constexpr std::chrono::milliseconds kLongestAfterLoss{5000};
+// Rank 0 adds this to the key "decided", and a rank that gives it up adds 1: the first one decides.
+constexpr long kDecides = 1L << 32;
 
 // A rank tells the others in the store nothing, a text, or an error: its blame, the ranks that it
 // names, and its text on the next line.
@@ -126,7 +128,12 @@ class Job {
       if (one && !failure) failure = one;
       if (failure && failure->blame() == Blame::PeerLost) break;
     }
-    if (!failure) failure = error_of([&] { publish(); });
+    if (!failure) {
+      failure = error_of([&] {
+        decide();
+        publish();
+      });
+    }
     if (group_.size() > 1) {
       // The checkpoint is whole, or has failed, by now: a rank that is lost later changes nothing.
       const auto untold = error_of([&] { tell(failure); });
@@ -134,6 +141,24 @@ class Job {
     }
     if (failure) throw *failure;
     numbered_->remove_old(options_.keep);
+  }
+
+  // Either rank 0 decides to publish, or a rank gives it up, and no rank succeeds.
+  void decide() {
+    if (group_.size() == 1) return;
+    throw_given_up();
+    if (store().add(key_ + "decided", kDecides) == kDecides) return;
+    throw_given_up();
+    throw Error(Blame::Timeout, "rank 0 has not written its part before another rank gave it up")
+        .with_ranks({0});
+  }
+
+  // Throws the error of a rank that waits for this one no longer.
+  void throw_given_up() {
+    for (int rank = 1; rank < group_.size(); ++rank) {
+      const std::string key = "heard/" + std::to_string(rank);
+      if (store().exists(key_ + key)) heard(get(key, Deadline::in(group::timeout_of(group_)), 0));
+    }
   }
 
   // Returns when the ranks that live have heard how it has ended. After a loss, some of them may be
@@ -145,13 +170,19 @@ class Job {
     const Deadline heard = Deadline::in(is_lost ? std::min(limit, kLongestAfterLoss) : limit);
     auto uninterrupted = group::uninterrupted_store_of(group_);
     auto& told_by = is_lost ? uninterrupted : store();  // that of the group throws after a loss
+    bool have_all_heard = true;
     for (int rank = 1; rank < group_.size(); ++rank) {
-      if (failure && std::ranges::count(failure->ranks(), rank) > 0) continue;
+      if (failure && std::ranges::count(failure->ranks(), rank) > 0) {
+        have_all_heard = false;
+        continue;
+      }
       const std::string key = key_ + "heard/" + std::to_string(rank);
       told_by.get(key, heard);
       told_by.erase(key);
     }
+    if (!have_all_heard) return;  // a late rank has yet to read these keys
     store().erase(key_ + "written");
+    store().erase(key_ + "decided");
     store().erase(key_ + "end/0");
     store().erase(key_ + "end");
   }
@@ -159,13 +190,21 @@ class Job {
   void follow(const std::string& own) {
     set(std::to_string(group_.rank()), own);
     std::string said;
-    const auto failure = error_of([&] {
+    auto failure = error_of([&] {
       // Rank 0 waits for the others from then on, and it alone decides that one of them is late.
       get("written", Deadline::in(group::timeout_of(group_)), 0);
       said = get("end", Deadline::in(2 * group::timeout_of(group_)), 0);
     });
+    if (failure && failure->blame() == Blame::Timeout) {
+      failure = error_of([&] {
+        if (store().add(key_ + "decided", 1) < kDecides) throw Error(*failure);
+        said = get("end", Deadline::in(2 * group::timeout_of(group_)), 0);
+      });
+    }
+    const std::string rank = std::to_string(group_.rank());
+    const std::string thrown = failure ? told(failure->within("rank " + rank), "") : "";
     // Fails only if rank 0 has ended, which needs no answer then.
-    const auto unheard = error_of([&] { set("heard/" + std::to_string(group_.rank()), ""); });
+    const auto unheard = error_of([&] { set("heard/" + rank, thrown); });
     if (failure) throw *failure;
     if (unheard) log::debug("checkpoint::save_async: " + unheard->text());
     heard(said);
@@ -387,7 +426,7 @@ struct Saving::State {
 struct SavingAccess {
   static Saving begin(const std::string& folder, ProcessGroup& group,
                       const std::vector<Part>& parts, const SaveOptions& options) {
-    running().wait_for(group);
+    wait_for_saves(group);
     std::vector<std::string> names;
     std::vector<Value> values;
     Share share;
@@ -451,6 +490,8 @@ Saving start_saving(std::promise<std::optional<Error>> promise, Ended ended, std
                              std::move(work));
 }
 
+void wait_for_saves(const ProcessGroup& group) { running().wait_for(group); }
+
 Saving::Saving() = default;
 Saving::Saving(Saving&&) noexcept = default;
 
@@ -479,7 +520,7 @@ bool Saving::query() const {
 
 Saving save_async(std::string folder, ProcessGroup group, std::vector<Part> parts,
                   SaveOptions options) {
-  while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
+  folder = without_slashes(std::move(folder));
   return on_all("checkpoint::save_async", group,
                 [&] { return SavingAccess::begin(folder, group, parts, options); });
 }

@@ -4,7 +4,6 @@
 
 #include <c10/core/GradMode.h>
 
-#include <weft/engine/checkpoint/existing_file.h>
 #include <weft/engine/checkpoint/host_memory.h>
 #include <weft/engine/checkpoint/slice_reads.h>
 #include <weft/engine/checkpoint/span_reads.h>
@@ -16,6 +15,8 @@ namespace {
 
 // Files of which so many bytes are read by this rank alone are read past the page cache.
 constexpr std::uint64_t kLarge = std::uint64_t{1} << 20;
+// So many files stay open: a process may often open no more than 1024.
+constexpr std::size_t kMostOpen = 128;
 
 // The rows of the whole tensor that are both in the slice and wanted.
 shard::Rows common_rows(const Slice& slice, const at::Tensor& to, std::int64_t first) {
@@ -96,10 +97,15 @@ void check_front(const ExistingFile& file, const SavedFile& saved) {
     file.refuse("the checksum of its header differs");
 }
 
-// Reads what is wanted of one file.
-void read_file(const std::string& folder, std::span<const SliceRead> reads) {
+// The file, which it opens unless it is open.
+ExistingFile& opened(OpenFiles& open, const std::string& folder, const SavedFile& saved) {
+  return open.try_emplace(&saved, folder + "/" + saved.name).first->second;
+}
+
+// Reads what is wanted of one file, and closes it.
+void read_file(const std::string& folder, std::span<const SliceRead> reads, OpenFiles& open) {
   const SavedFile& saved = *reads.front().file;
-  ExistingFile file(folder + "/" + saved.name);
+  ExistingFile& file = opened(open, folder, saved);
   check_front(file, saved);
   std::vector<Place> places;
   std::vector<Span> spans;
@@ -114,6 +120,7 @@ void read_file(const std::string& folder, std::span<const SliceRead> reads) {
   for (const Place& place : places) {
     if (place.aside.defined()) place.wanted.copy_(place.aside);
   }
+  open.erase(&saved);
 }
 
 // Sorts the reads as they are in the files; returns those of each file.
@@ -142,18 +149,21 @@ void add_reads(const SavedTensor& tensor, const at::Tensor& to, std::int64_t fir
   }
 }
 
-void read_slices(const std::string& folder, std::vector<SliceRead> reads, std::size_t begin) {
+void read_slices(const std::string& folder, std::vector<SliceRead> reads, std::size_t begin,
+                 OpenFiles open) {
   const c10::AutoGradMode no_grad(false);
   const auto files = by_file(reads);
   for (std::size_t i = 0; i < files.size(); ++i)
-    read_file(folder, files[(begin + i) % files.size()]);
+    read_file(folder, files[(begin + i) % files.size()], open);
 }
 
-void check_slices(const std::string& folder, std::vector<SliceRead> reads,
-                  const std::function<bool(const SavedFile& file, std::uint64_t place)>& is_own) {
+OpenFiles check_slices(
+    const std::string& folder, std::vector<SliceRead> reads,
+    const std::function<bool(const SavedFile& file, std::uint64_t place)>& is_own) {
+  OpenFiles open;
   for (const auto& of_file : by_file(reads)) {
     const SavedFile& saved = *of_file.front().file;
-    const ExistingFile file(folder + "/" + saved.name);
+    const ExistingFile& file = opened(open, folder, saved);
     check_front(file, saved);
     std::vector<Span> spans;
     for (const SliceRead& one : of_file) add_spans(one, one.to, spans);
@@ -162,7 +172,9 @@ void check_slices(const std::string& folder, std::vector<SliceRead> reads,
     });
     for (Span& span : spans) span.last = span.first;  // nothing is wanted
     read_spans(file, spans, saved.algorithm);
+    if (open.size() > kMostOpen) open.erase(&saved);
   }
+  return open;
 }
 
 }  // namespace weft::checkpoint

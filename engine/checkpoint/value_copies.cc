@@ -3,7 +3,9 @@
 #include <map>
 #include <set>
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
@@ -30,7 +32,8 @@ c10::Event recorded(const c10::Stream& stream) {
 
 // A thread writes the copies, and long after: they go past the caches.
 void copy_on_host(const at::Tensor& to, const at::Tensor& from) {
-  if (!from.is_contiguous() || from.is_conj() || from.is_neg()) {
+  if (!from.is_cpu() || from._is_zerotensor() || !from.is_contiguous() || from.is_conj() ||
+      from.is_neg()) {
     to.copy_(from);
     return;
   }
@@ -66,16 +69,21 @@ void ValueCopies::start(const Share& share, const at::Tensor& memory, bool stage
     gpu.from.push_back(from.detach());
     gpu.to.push_back(std::move(to));
   }
-  for (auto& [index, gpu] : gpus) {
-    const auto copies = stages ? staged(gpu.from) : std::vector<at::Tensor>();
-    if (!copies.empty()) {
-      copy_beside(copies, gpu.to);
-      continue;
+  try {
+    for (auto& [index, gpu] : gpus) {
+      const auto copies = stages ? staged(gpu.from) : std::vector<at::Tensor>();
+      if (!copies.empty()) {
+        copy_beside(copies, gpu.to);
+        continue;
+      }
+      for (std::size_t i = 0; i < gpu.from.size(); ++i)
+        gpu.to[i].copy_(gpu.from[i], /*non_blocking=*/true);
+      made_.push_back(recorded(CudaDevices::current_stream(gpu.from.front().device())));
+      read_.insert(read_.end(), gpu.from.begin(), gpu.from.end());
     }
-    for (std::size_t i = 0; i < gpu.from.size(); ++i)
-      gpu.to[i].copy_(gpu.from[i], /*non_blocking=*/true);
-    made_.push_back(recorded(CudaDevices::current_stream(gpu.from.front().device())));
-    read_.insert(read_.end(), gpu.from.begin(), gpu.from.end());
+  } catch (...) {
+    wait_for_gpus(share.tensors);  // the caller frees the memory that some of them write
+    throw;
   }
 }
 
@@ -122,6 +130,15 @@ void wait_for_gpus(const std::vector<at::Tensor>& tensors) {
   }
   for (const c10::DeviceIndex gpu : gpus)
     c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(gpu);
+}
+
+void wait_for_all_gpus() {
+  if (!at::globalContext().hasCUDA()) return;
+  const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
+  for (c10::DeviceIndex gpu = 0; gpu < cuda.deviceCount(); ++gpu) {
+    // A context on a GPU that this process does not use would cost memory there.
+    if (at::detail::getCUDAHooks().hasPrimaryContext(gpu)) cuda.synchronizeDevice(gpu);
+  }
 }
 
 }  // namespace weft::checkpoint

@@ -39,5 +39,7 @@ class ValueCopies {
 // Blocks until the GPUs that have these tensors have run what is enqueued on any of their streams.
 // Throws what libtorch throws while one of the streams is being captured.
 void wait_for_gpus(const std::vector<at::Tensor>& tensors);
+// The same for all GPUs that this process uses.
+void wait_for_all_gpus();
 
 }  // namespace weft::checkpoint

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Values that all ranks load are read to where the program has them, after the ranks have compared
 // them with their checksums.
+#include <filesystem>
 #include <fstream>
 
 #include <gmock/gmock.h>
@@ -8,6 +9,7 @@
 
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
+#include <torch/serialize/archive.h>
 
 #include <weft/tests/harness/folder.h>
 
@@ -94,6 +96,40 @@ TEST(InPlaceLoad, KeepsTheProgramsMemory) {
     checkpoint::load(folder.path() + "/run", group, fresh.parts());
     expect_equal(fresh.values(), values);
   });
+}
+
+// Removes a folder when the ranks have compared its files, before they read these to their place.
+struct Removal {
+  void save(torch::serialize::OutputArchive& archive) const {
+    archive.write("nothing", c10::IValue(true));
+  }
+  void load(torch::serialize::InputArchive& /*archive*/) {
+    if (++loads > 1) return;
+    harness::meet(group);
+    if (group.rank() == 0) std::filesystem::remove_all(folder);
+    harness::meet(group);
+  }
+  ProcessGroup& group;
+  std::string folder;
+  int loads = 0;
+};
+
+TEST(InPlaceLoad, SurvivesRemovalOfTheFiles) {
+  const harness::Folder folder;
+  const std::string run = folder.path() + "/run";
+  harness::run_ranks(harness::As::Threads, 3, [&](ProcessGroup group) {
+    Trained saved(1), other(2);
+    Removal removal{group, run + "/1"};
+    const auto parts_of = [&](Trained& trained) {
+      std::vector<checkpoint::Part> parts = trained.parts();
+      parts.emplace_back("removal", removal);
+      return parts;
+    };
+    checkpoint::save_async(run, group, parts_of(saved)).wait();
+    checkpoint::load(run, group, parts_of(other));
+    expect_equal(other.values(), saved.values());
+  });
+  EXPECT_TRUE(files_in(run).empty());
 }
 
 TEST(InPlaceLoad, DamageChangesNothingOnAnyRank) {

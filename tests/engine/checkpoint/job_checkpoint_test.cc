@@ -227,6 +227,22 @@ TEST_P(JobCheckpoint, HasValuesOfAllKindsThatAPartTakes) {
   });
 }
 
+TEST_P(JobCheckpoint, LoadWaitsForTheRunningSave) {
+  const harness::Folder folder;
+  const std::string path = folder.path() + "/run/";
+  run_workers(GetParam(), [&](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    Values values(agent, 1, 2, 10);
+    const std::vector<JobPart> parts = {{"table", values.table}, {"other", values.other}};
+    const auto saved = values.all();
+    const checkpoint::Saving saving = checkpoint::save_async(path, agent, parts);
+    values.table.sync<&change>(1.0);
+    checkpoint::load(path, agent, parts);
+    EXPECT_TRUE(are_equal(values.all(), saved));
+    EXPECT_TRUE(checkpoint::exists(path, agent));
+  });
+}
+
 TEST_P(JobCheckpoint, ThatDoesNotFitChangesNothing) {
   const harness::Folder folder;
   const std::string path = folder.path() + "/run";

@@ -3,6 +3,8 @@
 #include <future>
 #include <optional>
 
+#include <torch/serialize/archive.h>
+
 #include <weft/checkpoint.h>
 #include <weft/engine/call/core.h>
 #include <weft/engine/rpc/init.h>
@@ -32,6 +34,17 @@ void write_late(at::Tensor& tensor, double value) {
   driver->hold(*held);
   tensor.fill_(value);
 }
+// Its save() enqueues a copy.
+struct Copied {
+  explicit Copied(int index) : value(made(index, 1)) {}
+  void save(torch::serialize::OutputArchive& archive) const {
+    const at::Tensor copy = at::empty(value.sizes(), value.options());
+    archive.write("value", copy.copy_(value), true);
+  }
+  void load(torch::serialize::InputArchive& archive) { archive.read("value", value, true); }
+  at::Tensor value;
+};
+void write_object_late(Copied& object, double value) { write_late(object.value, value); }
 void set_all(at::Tensor& tensor, double value) { tensor.fill_(value); }
 
 void expect_all(const at::Tensor& tensor, float value) {
@@ -66,6 +79,20 @@ struct ValuesOfGpus : fake_gpu::OnFakeGpus {
       agent.shutdown({.timeout = std::chrono::seconds(30)});
     });
     lent_.wait_until_given_back();
+  }
+
+  // Saves the owner's value while a stream that is to write it is held.
+  template <class T>
+  void save_behind(rpc::Agent& agent, const RRef<T>& value) {
+    const auto served = owner_.load()->debug_info().calls_served;
+    auto saving = std::async(std::launch::async, [&] {
+      return checkpoint::save_async(folder_, agent, {{"value", value}});
+    });
+    // The owner has made its part and is told to copy it.
+    EXPECT_TRUE(harness::comes_true(
+        [&] { return owner_.load()->debug_info().calls_served >= served + 2; }));
+    fake_->release(*held);
+    saving.get().wait();
   }
 
   const harness::Folder temporary_;
@@ -134,18 +161,22 @@ TEST_F(ValuesOfGpus, OfAJobAreThoseOfTheCallsBefore) {
   run_workers([&](rpc::Agent& agent) {
     auto value = agent.remote<&made>(1, 1, 1.0);
     value.sync<&write_late>(5.0);
-    const auto served = owner_.load()->debug_info().calls_served;
-    auto saving = std::async(std::launch::async, [&] {
-      return checkpoint::save_async(folder_, agent, {{"value", value}});
-    });
-    // The owner has made its part and is told to copy it.
-    EXPECT_TRUE(harness::comes_true(
-        [&] { return owner_.load()->debug_info().calls_served >= served + 2; }));
-    fake_->release(*held);
-    saving.get().wait();
+    save_behind(agent, value);
     at::Tensor loaded = made(0, 0);
     checkpoint::load(folder_, agent, {{"value", loaded}});
     expect_all(loaded, 5);
+  });
+}
+
+TEST_F(ValuesOfGpus, OfObjectsAreThoseOfTheCallsBefore) {
+  run_workers([&](rpc::Agent& agent) {
+    auto object = agent.remote<Copied>(1, 1);
+    object.sync<&write_object_late>(5.0);
+    save_behind(agent, object);
+    Copied own(0);
+    own.value = at::zeros({3, 2});
+    checkpoint::load(folder_, agent, {{"value", own}});
+    EXPECT_TRUE(at::equal(own.value, at::full({3, 2}, 5.0F)));
   });
 }
 

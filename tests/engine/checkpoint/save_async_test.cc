@@ -323,6 +323,32 @@ TEST_F(SaveAsync, WrongCallsAreRefused) {
   EXPECT_TRUE(files_in(folder_).empty());
 }
 
+TEST_F(SaveAsync, TensorWithoutValuesIsRefused) {
+  run(2, [&](ProcessGroup group) {
+    torch::Tensor meta = torch::empty({3}, at::kMeta);
+    EXPECT_THAT(refused(group, Blame::Caller,
+                        [&] {
+                          checkpoint::save_async(folder_, group, {{"a", meta}}).wait();
+                        }),
+                AllOf(HasSubstr("part 'a' of the checkpoint cannot be saved: 'a' has no values"),
+                      HasSubstr("weft::materialize(model, seed)")));
+  });
+}
+
+TEST_F(SaveAsync, SlashAtTheEndChangesNothing) {
+  run(2, [&](ProcessGroup group) {
+    const std::string folder = folder_ + "/";
+    int round = 1;
+    checkpoint::check_writable(folder, group);
+    checkpoint::save_async(folder, group, {{"round", round}}).wait();
+    EXPECT_TRUE(checkpoint::exists(folder, group));
+    round = 2;
+    checkpoint::load(folder, group, {{"round", round}});
+    EXPECT_EQ(round, 1);
+  });
+  EXPECT_EQ(files_in(folder_), std::set<std::string>{"1"});
+}
+
 TEST_F(SaveAsync, ModelsThatDifferAreRefused) {
   run(2, [&](ProcessGroup group) {
     int round = 1;
@@ -365,6 +391,20 @@ TEST_F(SaveAsync, SecondWaitsForFirst) {
     { const auto dropped = checkpoint::save_async(folder_, group, {{"large", large}}); }
     harness::meet(group);
     EXPECT_TRUE(checkpoint::exists(folder_ + "/5", group));
+  });
+}
+
+TEST_F(SaveAsync, LoadWaitsForTheRunningSave) {
+  run(2, [&](ProcessGroup group) {
+    torch::Tensor large = torch::zeros({1 << 20});
+    checkpoint::Saving saving;
+    for (int i = 0; i < 4; ++i) {
+      large.fill_(i);
+      saving = checkpoint::save_async(folder_, group, {{"large", large}});
+      large.fill_(-1);
+      checkpoint::load(folder_, group, {{"large", large}});
+      EXPECT_TRUE(torch::equal(large, torch::full({1 << 20}, static_cast<float>(i))));
+    }
   });
 }
 

@@ -10,6 +10,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <weft/engine/checkpoint/folder.h>
 #include <weft/tests/harness/all_settings.h>
 #include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/killed_anywhen.h>
@@ -164,6 +168,81 @@ TEST_F(SaveFailures, RankThatDiesWhileOthersWriteIsNamed) {
     checkpoint::load(folder_, group, {{"round", round}});
     EXPECT_EQ(round, 1);
   });
+}
+
+// The process stops itself when it first sets a key that ends so.
+class StoppingStore final : public c10d::PrefixStore {
+ public:
+  StoppingStore(c10::intrusive_ptr<c10d::Store> store, std::string end)
+      : PrefixStore("", store), store_(std::move(store)), end_(std::move(end)) {}
+  c10::intrusive_ptr<Store> clone() override {
+    return c10::make_intrusive<StoppingStore>(store_->clone(), end_);
+  }
+  using Store::set;
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
+    if (key.ends_with(end_)) ::raise(SIGSTOP);
+    PrefixStore::set(key, value);
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string end_;
+};
+
+// A rank is stopped when it has written, until the others have given it up.
+class LateRank : public SaveFailures, public ::testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(, LateRank, ::testing::Values(0, 1));
+
+TEST_P(LateRank, IsNamedByAllAndByItself) {
+  constexpr int kRanks = 3;
+  const int late = GetParam();
+  c10d::TCPStoreOptions options;
+  options.isServer = true;
+  options.port = 0;
+  options.waitWorkers = false;
+  // Rank 0 cannot host the store, because the others use it while that rank is stopped.
+  const auto hosted = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  options.isServer = false;
+  options.port = hosted->getPort();
+  harness::Processes processes(kRanks, [&](int rank) {
+    c10::intrusive_ptr<c10d::Store> store =
+        c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    // Rank 0 says so by "written", rank 1 by its file.
+    if (rank == late)
+      store = c10::make_intrusive<StoppingStore>(store, late == 0 ? "written" : "/1/0");
+    ProcessGroup group = init_process_group({.backend = "gloo",
+                                             .rank = rank,
+                                             .world_size = kRanks,
+                                             .store = store,
+                                             .timeout = std::chrono::seconds(5)});
+    torch::Tensor own = torch::zeros({1});
+    checkpoint::Saving saving =
+        checkpoint::save_async(folder_, group, {{"own", checkpoint::per_rank(own)}});
+    const Error error = harness::error_of([&] { saving.wait(); });
+    EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+    EXPECT_EQ(error.ranks(), std::vector<int>{late});
+    EXPECT_THAT(error.text(), HasSubstr("rank " + std::to_string(late) + " has not written"));
+    harness::Processes::say("told");
+    harness::meet(group);
+  });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank != late) processes.wait_for(rank, "told");
+  }
+  processes.signal(late, SIGCONT);
+  processes.expect_success();
+  EXPECT_TRUE(files_in(folder_).empty());
+}
+
+// A job that was killed has left folders without a manifest.
+TEST_F(SaveFailures, CutOffGivesItsSpaceToTheNextSave) {
+  for (const char* const one : {"/1", "/2", "/5/of the user"})
+    std::filesystem::create_directories(folder_ + one);
+  put(folder_ + "/1/manifest", "whole");
+  for (const char* const one : {"/1", "/2"})
+    put(folder_ + one + "/rank00000.safetensors", "values");
+  const checkpoint::Numbered next(folder_);
+  EXPECT_EQ(next.number(), 6U);
+  EXPECT_EQ(files_in(folder_), (std::set<std::string>{"1", "5", "6"}));
 }
 
 // Whenever a rank is killed, the others learn it, and the old or the new checkpoint is whole.

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/_efficientzerotensor.h>
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/base.h>
 #include <torch/optim/adagrad.h>
@@ -127,6 +128,22 @@ TEST_F(SavedParts, AllDtypes) {
                                all[i].contiguous().view(torch::kByte)))
           << all[i].scalar_type();
     }
+  });
+}
+
+TEST_F(SavedParts, DeferredOperationsAreApplied) {
+  run(2, [&](ProcessGroup group) {
+    const torch::Tensor ones = torch::ones({3});
+    const torch::Tensor complex = torch::complex(ones, ones);
+    std::vector<torch::Tensor> all = {complex.conj(), ones._neg_view(),
+                                      at::_efficientzerotensor({3}, at::TensorOptions(at::kFloat))};
+    EXPECT_TRUE(all[0].is_conj());
+    EXPECT_TRUE(all[1].is_neg());
+    EXPECT_TRUE(all[2]._is_zerotensor());
+    checkpoint::save_async(folder_, group, {{"all", all}}).wait();
+    std::vector<torch::Tensor> read;
+    checkpoint::load(folder_, group, {{"all", read}});
+    expect_equal(read, {torch::complex(ones, -ones), -ones, torch::zeros({3})});
   });
 }
 
@@ -357,6 +374,33 @@ TEST_F(SavedParts, ObjectsInBothForms) {
       EXPECT_EQ(average.count, 5);
       EXPECT_THAT(numbers, ElementsAre(1, 2));
       EXPECT_TRUE(torch::equal(at::rand({3}, random), drawn));
+    }
+  });
+}
+
+struct Listed {
+  c10::IValue list;
+  void save(torch::serialize::OutputArchive& archive) const { archive.write("list", list); }
+  void load(torch::serialize::InputArchive& archive) { archive.read("list", list); }
+};
+
+c10::IValue list_of(const std::vector<std::string>& texts) {
+  return c10::IValue(c10::List<std::string>(texts));
+}
+
+TEST_F(SavedParts, ListsOfTextsComeBackOrAreRefused) {
+  run(2, [&](ProcessGroup group) {
+    Listed listed{list_of({"a", "", "b c"})};
+    const auto save = [&] { checkpoint::save_async(folder_, group, {{"listed", listed}}).wait(); };
+    save();
+    listed.list = list_of({});
+    checkpoint::load(folder_, group, {{"listed", listed}});
+    EXPECT_TRUE(listed.list == list_of({"a", "", "b c"}));
+    for (const c10::IValue& other :
+         {list_of({"two\nlines"}), c10::IValue(c10::List<std::int64_t>())}) {
+      listed.list = other;
+      EXPECT_THAT(refused(group, Blame::Caller, save),
+                  HasSubstr("which save_async cannot write; use checkpoint::save"));
     }
   });
 }
