@@ -11,9 +11,7 @@ namespace weft::autograd {
 
 Contexts::~Contexts() = default;
 
-std::uint64_t Contexts::next_id() {
-  return call::number_of(core_.self().rank, core_.identity().first_id() + next_++);
-}
+std::uint64_t Contexts::next_id() { return core_.identity().id_of(next_++); }
 
 PassId Contexts::next_pass() { return next_id(); }
 
@@ -117,7 +115,10 @@ void Contexts::worker_lost(int rank, std::optional<std::uint16_t> successor) {
                       .with_ranks({rank})));
     }
     if (context->owner() == rank) {
-      release(context->id(), why);
+      // Not here, since this may be the loop's thread: it destroys whole graphs.
+      core_.thread_pool()->run(Task([core = core_.shared_from_this(), id = context->id(), why] {
+        contexts_of(*core).release(id, why);
+      }));
     } else if (took_part) {
       owners.insert(context->owner());
     }

@@ -10,6 +10,26 @@
 
 namespace weft::autograd {
 
+namespace {
+
+// Removes the matching passes. The caller destroys them after the lock: one may be the last owner
+// of a graph.
+std::vector<Passes::Running> taken_if(std::vector<Passes::Running>& all,
+                                      bool (*matches)(const Passes::Running& one)) {
+  std::vector<Passes::Running> taken;
+  std::erase_if(all, [&](const Passes::Running& one) {
+    if (!matches(one)) return false;
+    taken.push_back(one);
+    return true;
+  });
+  return taken;
+}
+
+bool has_ended(const Passes::Running& one) { return one.ended.done(); }
+bool has_succeeded(const Passes::Running& one) { return one.ended.done() && !one.ended.failed(); }
+
+}  // namespace
+
 Passes::Joined Passes::join(const std::shared_ptr<call::AgentCore>& core, const PassName& name,
                             Deadline deadline) {
   MutexLock lock(mutex_);
@@ -43,6 +63,7 @@ Passes::Joined Passes::join(const std::shared_ptr<call::AgentCore>& core, const 
 
 std::shared_ptr<Pass> Passes::begin(const std::shared_ptr<call::AgentCore>& core, PassName name,
                                     bool makes_plan, Deadline deadline) {
+  std::vector<Running> ended;
   MutexLock lock(mutex_);
   if (closed_) {
     throw Error(Blame::Caller,
@@ -56,7 +77,7 @@ std::shared_ptr<Pass> Passes::begin(const std::shared_ptr<call::AgentCore>& core
   name.settled = *unsettled_.begin();
   name.failed = context_.failed_passes().untold();
   gradients_.fold();
-  std::erase_if(running_here_, [](const Running& one) { return one.ended.done(); });
+  ended = taken_if(running_here_, &has_ended);
   auto pass = std::make_shared<Pass>(core, context_.shared_from_this(), name, ++begun_, deadline);
   running_.emplace(name.pass, pass);
   pass->watch();
@@ -170,15 +191,16 @@ std::size_t Passes::plans() const {
 }
 
 void Passes::began(Running pass) {
+  std::vector<Running> ended;
   MutexLock lock(mutex_);
-  std::erase_if(running_here_, [](const Running& one) { return one.ended.done(); });
+  ended = taken_if(running_here_, &has_ended);
   if (!closed_) running_here_.push_back(std::move(pass));
 }
 
 std::vector<Passes::Running> Passes::running_here() {
+  std::vector<Running> ended;
   MutexLock lock(mutex_);
-  std::erase_if(running_here_,
-                [](const Running& one) { return one.ended.done() && !one.ended.failed(); });
+  ended = taken_if(running_here_, &has_succeeded);
   return running_here_;
 }
 

@@ -131,7 +131,9 @@ void JobMembers::declare_lost(const Member& worker, const Error& why) {
 void JobMembers::lost(const Member& worker, const Error& why) {
   const int rank = worker.worker.rank;
   core_.directory().known().forget_before(rank, worker.generation + 1);
-  end_predecessors(rank, worker.generation + 1, why);
+  // The passes that the successor takes part in must not fail when the loss is heard late.
+  if (end_predecessors(rank, worker.generation + 1, why))
+    core_.extensions().worker_lost(rank, static_cast<std::uint16_t>(worker.generation + 1));
   core_.connections().close_peer(worker, why);
   core_.loop()->recall();  // wakes threads that wait in shutdown() for this worker
   bool is_untold = false;
@@ -240,18 +242,21 @@ bool JobMembers::meets(const WorkerInfo& worker, Generation generation) {
   }
   end_predecessors(worker.rank, generation,
                    Error(Blame::PeerLost, "it has left, and " + describe(worker) + " has come"));
+  core_.extensions().worker_lost(worker.rank, static_cast<std::uint16_t>(generation));
   return true;
 }
 
-void JobMembers::end_predecessors(int rank, Generation generation, const Error& why) {
+bool JobMembers::end_predecessors(int rank, Generation generation, const Error& why) {
+  bool is_news = false;
   {
     MutexLock lock(mutex_);
     Generation& met = generations_[rank];
+    is_news = met < generation;
     met = std::max(met, generation);
     if (met == generation) core_.liveness().heard_from(rank);
   }
   core_.connections().close_predecessors(rank, generation, why);
-  core_.extensions().worker_lost(rank, static_cast<std::uint16_t>(generation));
+  return is_news;
 }
 
 bool JobMembers::has_successor(const WorkerGeneration& worker) const {

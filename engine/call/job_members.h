@@ -69,9 +69,9 @@ class JobMembers {
   // The worker has been declared lost: everything that it held, owned and was asked for ends here.
   // Does nothing the second time.
   void lost(const Member& worker, const Error& why);
-  // Ends everything that workers of that rank and of earlier generations held, and closes their
-  // connections.
-  void end_predecessors(int rank, Generation generation, const Error& why);
+  // Closes the connections of workers of that rank and of earlier generations. False if it was
+  // known that they are gone: then what they held has ended.
+  bool end_predecessors(int rank, Generation generation, const Error& why);
   void store_lost(const Error& why);
   void taken_for_lost(const std::string& why);
   void tell_news();

@@ -136,9 +136,13 @@ Liveness::Verdict Liveness::judge(int rank, const Answer& answer) {
 void Liveness::lost(const Recipient& asked, const Answer& answer, bool is_news) {
   const int rank = asked.rank;
   const bool has_generation = asked.generation != kAnyGeneration;
-  core_.extensions().worker_lost(
-      rank, has_generation ? std::optional(static_cast<std::uint16_t>(asked.generation + 1))
-                           : std::nullopt);
+  const auto generation = static_cast<std::uint16_t>(asked.generation);
+  // What a worker with a successor held has ended. The successor's passes must not fail.
+  if (!has_generation || !core_.members().has_successor({rank, generation})) {
+    core_.extensions().worker_lost(
+        rank,
+        has_generation ? std::optional(static_cast<std::uint16_t>(generation + 1)) : std::nullopt);
+  }
   core_.loop()->recall();  // wakes threads that wait in shutdown() for this worker
   if (core_.identity().world_size) {
     const Error why(Blame::PeerLost,

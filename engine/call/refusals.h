@@ -3,6 +3,8 @@
 // cannot take. See future/refusal.h.
 #pragma once
 
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 
@@ -232,17 +234,25 @@ consteval auto refusal_of_result() {
 template <class R>
 using RefusalOfResult = decltype(refusal_of_result<R>());
 
+// Whether an A can be given for a P, as in a call in this process: explicit constructors, and those
+// of aggregates, do not count. Text of all types stands for a std::string.
+template <class P, class A>
+constexpr bool kTakes = std::is_constructible_v<P, A&&> &&
+                        (std::is_convertible_v<A&&, P> ||
+                         (std::is_convertible_v<A&&, std::string_view> &&
+                          std::is_convertible_v<std::string, P>));
+
 // Finds why a function that takes a P cannot be called with an A.
 template <class P, class A>
 consteval auto refusal_of_argument() {
   using Given = std::remove_cvref_t<A>;
-  if constexpr (std::is_constructible_v<P, A&&>) {
+  if constexpr (kTakes<P, A>) {
     return Fine();
   } else if constexpr (is_future<Given>) {
     return HasToBeWaitedFor<P, Given>();
   } else if constexpr (std::is_same_v<Given, RRef<P>>) {
     return HasToBeFetched<P, Given>();
-  } else if constexpr (std::is_constructible_v<P, Given&&>) {
+  } else if constexpr (kTakes<P, Given>) {
     return MustBeMoved<P, Given>();
   } else {
     return IsOfAnotherType<P, A>();
@@ -254,7 +264,8 @@ template <template <class...> class AnotherNumber, class... A, class... P>
 consteval auto refusal_of_arguments(std::type_identity<std::tuple<P...>>) {
   if constexpr (sizeof...(A) != sizeof...(P)) {
     return AnotherNumber<std::tuple<P...>, A...>();
-  } else if constexpr (sizeof...(A) == 0 || std::is_constructible_v<std::tuple<P...>, A&&...>) {
+  } else if constexpr (sizeof...(A) == 0 || ((kTakes<P, A> && ...) &&
+                                             std::is_constructible_v<std::tuple<P...>, A&&...>)) {
     return Fine();
   } else {
     return first_of(refusal_of_argument<P, A>()...,

@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <weft/base/crash.h>
 #include <weft/base/error.h>
@@ -91,7 +92,9 @@ bool ThreadPool::drive(const std::function<bool()>& done, Deadline deadline, con
   const Blocked blocked(*this);
   // The calls that come in this thread's turns are others': they run as on any thread, in none of
   // the caller's modes.
-  const c10::InferenceMode no_mode(/*enabled=*/false);
+  const c10::InferenceMode no_inference(/*enabled=*/false);
+  const c10::impl::ForceDispatchKeyGuard no_mode(c10::default_included_set,
+                                                 c10::default_excluded_set);
   const detail::Untracked untracked;
   return loop_->drive(done, deadline, awaited);
 }

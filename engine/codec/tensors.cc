@@ -486,7 +486,7 @@ at::Tensor TensorReader::unpack_dense(const msgpack::object_array& fields) const
   const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
   if (storage == 0) {
     if (!empty) foreign("it has elements and no storage");
-    return at::empty_strided(sizes, strides, at::TensorOptions().dtype(type));
+    return at::empty_strided(sizes, strides, at::TensorOptions(at::kCPU).dtype(type));
   }
   const Part& part = parts_[storage - 1];
   if (empty) return over(part, type, sizes, strides, 0);  // the part's storage tells the device

@@ -144,16 +144,18 @@ class Failures {
   void add(const rpc::WorkerInfo& worker, const std::exception_ptr& error) {
     const autograd::Outcome what = autograd::outcome_of(error);
     if (text_.empty()) blame_ = static_cast<Blame>(what.blame);
+    ranks_.insert(ranks_.end(), what.ranks.begin(), what.ranks.end());
     text_ += (text_.empty() ? "" : "; ") + describe(worker) + ": " + what.text;
   }
   void require_none() const {
-    if (!text_.empty()) throw Error(blame_, what_ + " failed on " + text_);
+    if (!text_.empty()) throw Error(blame_, what_ + " failed on " + text_).with_ranks(ranks_);
   }
 
  private:
   const std::string what_;
   std::string text_;
   Blame blame_ = Blame::Remote;
+  std::vector<int> ranks_;
 };
 
 // Returns a future that is done when all have ended, and that fails if any has failed.
@@ -301,7 +303,8 @@ std::optional<Error> failed_behind(const std::vector<Owner>& owners,
   }
   if (!stepped.empty()) what.text += "; workers that stepped before they heard of it: " + stepped;
   if (!silent.empty()) what.text += "; workers that do not answer and may have stepped: " + silent;
-  return Error(static_cast<Blame>(what.blame), std::string(kStep) + ": " + what.text);
+  return Error(static_cast<Blame>(what.blame), std::string(kStep) + ": " + what.text)
+      .with_ranks(what.ranks);
 }
 
 // Returns a future that is done when all owners have answered and the passes have ended.

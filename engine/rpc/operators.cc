@@ -59,10 +59,15 @@ void check_served(std::string_view text) {
 
 void check_served(const c10::FunctionSchema& schema) {
   for (const auto& argument : schema.arguments()) {
-    if (argument.name() != "filename" && argument.name() != "file") continue;
-    throw Error(
-        Blame::Caller,
-        schema.name() + " cannot be called by name: it opens files; call a function that calls it");
+    const char* why = nullptr;
+    if (argument.name() == "filename" || argument.name() == "file") {
+      why = "it opens files";
+    } else if (argument.name() == "unsafe") {
+      why = "it skips checks, as an argument's name says";
+    }
+    if (why == nullptr) continue;
+    throw Error(Blame::Caller, schema.name() + " cannot be called by name: " + why +
+                                   "; call a function that calls it");
   }
 }
 

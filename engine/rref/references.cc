@@ -3,14 +3,11 @@
 
 #include <weft/base/log.h>
 #include <weft/engine/call/core.h>
-#include <weft/engine/call/numbers.h>
 #include <weft/engine/rref/references.h>
 
 namespace weft::rref {
 
-std::uint64_t References::next_id() {
-  return call::number_of(core_.self().rank, core_.identity().first_id() + next_++);
-}
+std::uint64_t References::next_id() { return core_.identity().id_of(next_++); }
 
 void References::keep_parent(ForkId child, std::shared_ptr<Handle> parent,
                              const call::WorkerGeneration& receiver) {

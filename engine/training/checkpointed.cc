@@ -21,6 +21,7 @@
 #include <torch/nn/module.h>
 
 #include <weft/base/error.h>
+#include <weft/engine/autograd/nodes.h>
 #include <weft/engine/shard/libtorch_internals.h>
 #include <weft/engine/shard/unit.h>
 #include <weft/engine/training/checkpointed.h>
@@ -281,8 +282,9 @@ class Recomputation final : public torch::CustomClassHolder {
                     "numbers");
   }
 
-  // Throws Caller for a leaf in the graph of the second forward that is neither an argument nor a
-  // parameter of the module: this node has no edge to it, so it would get no gradient.
+  // Throws Caller for a leaf or a received tensor in the graph of the second forward that is
+  // neither an argument nor a parameter of the module: this node has no edge to it, so it would get
+  // no gradient.
   void require_reached(const Tensors& roots, const Tensors& inputs) const {
     std::set<std::pair<const torch::autograd::Node*, std::uint32_t>> seen;
     std::vector<torch::autograd::Edge> open;
@@ -301,6 +303,13 @@ class Recomputation final : public torch::CustomClassHolder {
     while (!open.empty()) {
       const torch::autograd::Edge edge = open.back();
       open.pop_back();
+      if (dynamic_cast<const autograd::RecvNode*>(edge.function.get()) != nullptr) {
+        throw Error(Blame::Caller,
+                    "checkpointed: the forward of " + module_name() +
+                        " uses the result of a remote call, or a tensor that another worker has "
+                        "sent and that is not its argument, so gradients would be missing; call "
+                        "the module without checkpointed(), or pass the tensor as an argument");
+      }
       if (const auto* const leaf =
               dynamic_cast<const torch::autograd::AccumulateGrad*>(edge.function.get())) {
         throw Error(Blame::Caller,

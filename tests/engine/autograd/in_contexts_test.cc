@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tests calls and references in autograd contexts.
+#include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <weft/fully_shard.h>
 #include <weft/tests/engine/autograd/settings.h>
 
 namespace in_contexts {
@@ -20,6 +22,18 @@ std::vector<std::size_t> all_counters() {
   const auto info = rpc::this_agent().debug_info();
   return {info.owner_rrefs, info.forks, info.pending_users, info.contexts, info.backward_passes};
 }
+
+// Its forward calls the next worker.
+struct Calling : torch::nn::Module {
+  explicit Calling(rpc::Agent caller)
+      : agent(std::move(caller)),
+        weight(register_parameter("weight", at::ones({3}, at::TensorOptions(at::kDouble)))) {}
+  at::Tensor forward(at::Tensor x) {
+    return agent.sync<&mul>(harness::after(agent, 1), x * weight, x);
+  }
+  const rpc::Agent agent;
+  at::Tensor weight;
+};
 
 }  // namespace in_contexts
 
@@ -47,6 +61,18 @@ TEST_P(InContexts, OwnersValueMayBeARoot) {
     for (const auto& wrong : {constant, whole}) {
       EXPECT_EQ(error_of([&] { context.backward({wrong.local_value()}); }).blame(), Blame::Caller);
     }
+  });
+}
+
+TEST_P(InContexts, CallsInCheckpointedAreRefused) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    const auto module = std::make_shared<in_contexts::Calling>(agent);
+    const auto x = leaf({3});
+    const at::Tensor loss = checkpointed(module, x).sum();
+    const Error error = error_of([&] { context.backward({loss}); });
+    EXPECT_NE(error.text().find("the result of a remote call"), std::string::npos) << error.text();
+    EXPECT_TRUE(context.gradients().empty());
   });
 }
 

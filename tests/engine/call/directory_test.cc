@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <weft/base/log.h>
+#include <weft/engine/call/agent_identity.h>
 #include <weft/engine/call/directory.h>
 #include <weft/engine/call/fixed_job.h>
 #include <weft/tests/harness/memory_bootstrap.h>
@@ -44,6 +45,24 @@ TEST(Directory, FindsTheWorkerThatHasTheNameNow) {
   second.leave();
   EXPECT_THROW(asks.recipient("moves"), NotThere);
   EXPECT_EQ(asks.known().worker(1)->name, "other");
+}
+
+TEST(AgentIdentity, HasNoIdOfTheNextGeneration) {
+  AgentIdentity first, second;
+  first.self = {"first", 3};
+  second.self = {"second", 3};
+  second.generation = 1;
+  const std::uint64_t last = (std::uint64_t{1} << 32) - 1;
+  EXPECT_EQ(made_by(first.id_of(last)).generation, 0);
+  EXPECT_EQ(first.id_of(last) + 1, second.id_of(0));
+  try {
+    static_cast<void>(first.id_of(last + 1));
+    ADD_FAILURE() << "the id is the successor's";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Busy) << error.text();
+  }
+  first.world_size = 4;  // nobody takes over a rank
+  EXPECT_EQ(first.id_of(last + 1), second.id_of(0));
 }
 
 TEST(Directory, LowestWaitingRankNamesTheMissing) {

@@ -88,12 +88,33 @@ struct Pointing {
   WEFT_FIELDS(numbers)  // refused: a value that is sent cannot hold a view or a pointer
 };
 
+// They could be made of these arguments, but only explicitly.
+struct Aggregate {
+  double rate = 0;
+  int steps = 0;
+  WEFT_FIELDS(rate, steps)
+};
+struct Configured {
+  Configured() = default;
+  explicit Configured(int size) : size(size) {}
+  int size = 0;
+  WEFT_FIELDS(size)
+};
+long sum(std::vector<long> numbers);
+double rate_of(Aggregate settings);
+int size_of(Configured settings);
+int value_of(RRef<int> reference);
+
 // All of these are refused before anything is sent; rpc/errors_test.cc covers foreign programs.
 void calls(rpc::Agent& agent, const Future<int>& later) {
   agent.sync<&plus>(1, 1, 2, 3);    // refused: the function takes another number of arguments
   agent.async<&plus>(1, 1);         // refused: the function takes another number of arguments
   agent.remote<&plus>(1);           // refused: the function takes another number of arguments
   agent.sync<&plus>(1, 1, "two");   // refused: an argument cannot be converted to the type
+  agent.sync<&sum>(1, 5);           // refused: an argument cannot be converted to the type
+  agent.async<&rate_of>(1, 0.1);    // refused: an argument cannot be converted to the type
+  agent.remote<&size_of>(1, 5);     // refused: an argument cannot be converted to the type
+  agent.sync<&value_of>(1, 5);      // refused: an argument cannot be converted to the type
   agent.async<&plus>(1, later, 2);  // refused: an argument cannot be converted to the type
   agent.sync<&plus>(1.0, 1, 2);     // refused: deleted function
   agent.sync<lambda>(1, 2);         // refused: a lambda or function object has no name

@@ -265,6 +265,28 @@ TEST(DistributedStep, MissingGradientsAreReported) {
       options);
 }
 
+TEST(DistributedStep, ErrorNamesTheRankOfALostOwner) {
+  static std::atomic<bool> is_made, has_left;
+  is_made = has_left = false;
+  run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
+    if (agent.self().rank == 1) {
+      EXPECT_TRUE(comes_true([] { return is_made.load(); }));
+    } else {
+      const auto layer = agent.remote<Layer>(1, at::rand({3, 3}));
+      DistributedOptimizer<torch::optim::SGD> optimizer({layer.sync<&Layer::parameter>()},
+                                                        torch::optim::SGDOptions(0.05));
+      is_made = true;
+      EXPECT_TRUE(comes_true([] { return has_left.load(); }));
+      AutogradContext context(agent);
+      const auto error = error_of([&] { optimizer.step(context); });
+      EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
+      EXPECT_EQ(error.ranks(), std::vector<int>{1}) << error.text();
+    }
+    agent.leave();
+    has_left = true;
+  });
+}
+
 TEST_P(DistributedSteps, ErrorsOfAllOwnersArriveAsOne) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const Two model(agent, at::rand({3, 3}), at::rand({3, 3}));

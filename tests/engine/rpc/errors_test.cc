@@ -244,6 +244,12 @@ TEST_P(Errors, OperatorErrorListsItsOverloads) {
         {[&] { agent.sync_op("aten::sparse_coo_tensor", to, at::ones({2})); },
          "it does not check the indices"},
         {[&] { agent.sync_op("aten::unsafe_split", to, at::ones({2}), 1); }, "it skips checks"},
+        {[&] {
+           const at::Tensor none;
+           agent.sync_op("aten::segment_reduce", to, at::ones({2}), "sum", none, none, none, 0,
+                         true);
+         },
+         "it skips checks"},
         {[&] { agent.sync_op("prim::ones", to, at::ones({2})); }, "only operators of aten"}};
     for (const auto& [call, text] : not_served) {
       EXPECT_NE(error_of(call).text().find("cannot be called by name: " + text), std::string::npos)

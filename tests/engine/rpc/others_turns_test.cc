@@ -12,12 +12,14 @@
 
 #include <weft/autograd.h>
 #include <weft/tests/engine/rpc/refs.h>
+#include <weft/training.h>
 
 namespace turns {
 
 using namespace weft;
 
 at::Tensor add_one_in_place(at::Tensor tensor) { return tensor.add_(1); }
+at::Tensor product(at::Tensor a, at::Tensor b) { return a.matmul(b); }
 int after_gate(std::string name) { return refs::number_behind(1, std::move(name)); }
 at::Tensor twice(at::Tensor tensor) { return 2 * tensor; }
 Future<at::Tensor> twice_elsewhere(at::Tensor tensor, rpc::WorkerInfo where) {
@@ -125,12 +127,17 @@ using namespace std::chrono_literals;
 TEST(OthersTurns, ArrivalsIgnoreTheThreadsMode) {
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
     if (agent.self().rank == 1) {
-      const c10::InferenceMode inference;  // this thread drives the loop in that mode
+      // This thread drives the loop in these modes.
+      const c10::InferenceMode inference;
+      const AutocastGuard autocast(torch::kCPU, torch::kBFloat16);
       EXPECT_EQ(agent.sync<&turns::after_gate>(2, std::string("no mode")), 1);
     }
     if (agent.self().rank == 0) {
       for (int i = 0; i < 100; ++i) {
         EXPECT_EQ(agent.sync<&turns::add_one_in_place>(1, at::ones({2})).sum().item<float>(), 4);
+        const auto product =
+            agent.sync<rpc::inline_<&turns::product>>(1, at::ones({2, 2}), at::ones({2, 2}));
+        EXPECT_EQ(product.scalar_type(), torch::kFloat);
       }
       agent.sync<&refs::open_gate>(2, std::string("no mode"));
     }
