@@ -215,10 +215,7 @@ bool Replica::tracks_outputs() { return c10::GradMode::is_enabled(); }
 
 bool Replica::is_synchronizing() const { return state_->reducer->is_synchronizing(); }
 
-void Replica::set_synchronizing(bool on) {
-  // A replica that was moved while a NoSync was alive has no state.
-  if (state_) state_->reducer->set_synchronizing(on);
-}
+Replica::NoSync Replica::no_sync(bool on) { return {state_->reducer, on}; }
 
 void Replica::register_comm_hook(CommHook hook) { state_->reducer->set_comm_hook(std::move(hook)); }
 

@@ -57,9 +57,9 @@ class WEFT_API Replica : public Joinable {
  public:
   // While it lives, backwards of the forwards made meanwhile accumulate gradients locally, whenever
   // these backwards run. The first backward of another forward reduces all that has accumulated.
-  using NoSync = parallel::NoSync<Replica>;
+  using NoSync = parallel::NoSync;
   // With `on` false it changes nothing: for loops that synchronise only in every nth step.
-  NoSync no_sync(bool on = true) { return {*this, on}; }
+  NoSync no_sync(bool on = true);
 
   // Called once, before the first backward that averages gradients; throws Caller otherwise.
   void register_comm_hook(CommHook hook);
@@ -94,10 +94,8 @@ class WEFT_API Replica : public Joinable {
   void take_over(int last_rank) override;
 
  private:
-  friend NoSync;
   friend class ShardedOptimizer;  // which may step in its backward
   bool is_synchronizing() const;
-  void set_synchronizing(bool on);
   void follow_frozen();
   const std::shared_ptr<Reducer>& reducer() const;
   struct State;

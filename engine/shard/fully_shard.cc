@@ -268,10 +268,7 @@ void ShardedRoot::take_over(int last_rank) {
   broadcast(state_->group, usable_buffers(*state_->module), last_rank);
 }
 
-void ShardedRoot::set_synchronizing(bool on) {
-  // A wrapper that was moved while a NoSync was alive has no state.
-  if (state_) state_->model->set_synchronizing(on);
-}
+ShardedRoot::NoSync ShardedRoot::no_sync(bool on) { return {state_->model, on}; }
 
 void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module, const GroupOrMesh& over,
                    const FullyShardOptions& options) {

@@ -91,11 +91,11 @@ class ShardedRoot;
 // step(). The first parameter group of each has one more parameter meanwhile, by which its steps
 // are seen. Gradients may be zeroed whenever the program likes, but between the last backward and
 // step() only by these optimizers: in a step without a backward another way throws Caller, and
-// behind a backward it is taken to follow the step. FullParameters and GradScaler throw Caller. If
-// an exception ends the steps of one rank, the model's groups are aborted: all others throw
-// Cancelled, which names the rank and the exception. Throws Caller on all ranks if the ranks give
-// different optimizers, or one with parameters that are not the model's shards; otherwise as
-// join().
+// behind a backward it is taken to follow the step. FullParameters, GradScaler and checkpoints of
+// the optimizers throw Caller. If an exception ends the steps of one rank, the model's groups are
+// aborted: all others throw Cancelled, which names the rank and the exception. Throws Caller on all
+// ranks if the ranks give different optimizers, or one with parameters that are not the model's
+// shards; otherwise as join().
 WEFT_API void join(shard::ShardedRoot& model,
                    const std::vector<torch::optim::Optimizer*>& optimizers,
                    const std::function<void()>& steps, JoinOptions options = {});
@@ -114,9 +114,9 @@ class WEFT_API ShardedRoot : public Joinable {
   // the module, called on all ranks, drops it, as does whatever else resets or writes the .grad,
   // and a backward that fails while it averages.
   // Hooks of shards are called with the average, and with an undefined tensor when no_sync() keeps.
-  using NoSync = parallel::NoSync<ShardedRoot>;
+  using NoSync = parallel::NoSync;
   // With `on` false it changes nothing: for loops that synchronise only in every nth step.
-  NoSync no_sync(bool on = true) { return {*this, on}; }
+  NoSync no_sync(bool on = true);
 
  protected:
   // For Weft's own use.
@@ -158,12 +158,10 @@ class WEFT_API ShardedRoot : public Joinable {
   }
 
  private:
-  friend NoSync;
   friend void weft::join(ShardedRoot& model,
                          const std::vector<torch::optim::Optimizer*>& optimizers,
                          const std::function<void()>& steps, JoinOptions options);
   bool is_synchronizing() const;
-  void set_synchronizing(bool on);
   struct State;
   std::unique_ptr<State> state_;
 };

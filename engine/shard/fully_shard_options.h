@@ -25,7 +25,8 @@ struct FullyShardOptions {
   // The dtype in which parameters are gathered and computed with, and the dtype in which gradients
   // are reduced; none: the parameters' own, and the gradients'. They concern floating-point
   // parameters. Shards and optimizer state keep the parameters' own dtype. With param_dtype, the
-  // floating-point tensors that are passed to the forward are cast as well.
+  // forward's arguments that are floating-point tensors are cast as well; tensors inside of other
+  // arguments, such as a vector, keep their dtype.
   std::optional<torch::Dtype> param_dtype{}, reduce_dtype{};
   // Shards and their gradients live in pinned host memory. For models on a GPU: move the model
   // there before. model->parameters() are on the CPU then, and the optimizer steps there.

@@ -65,6 +65,9 @@ class JoinedSteps {
   // `parameters`: those of the unit that are trained.
   void gathers(const Unit& unit);
   void reduces(const Unit& unit, const std::vector<std::size_t>& parameters);
+  // Called under the model's mutex when a backward begins. The program may have zeroed gradients
+  // since the last one, also by the module's zero_grad().
+  void begins_backward() { reduces_first_ = messages_.has_readers(); }
   // See before_clip().
   static void clips(const torch::nn::Module& model, double max_norm, double norm_type,
                     bool is_over);
@@ -103,7 +106,7 @@ class JoinedSteps {
   std::vector<std::vector<double>> rates_;  // of each, as of the last reduction
   StepMessages messages_;
   MirroredSteps mirrored_;
-  bool reduces_first_ = false;  // the next reduction is the first of the step
+  bool reduces_first_ = false;  // the next reduction is the first of the step, or of a backward
   bool has_reduced_ = false;    // in this step
   struct Since {
     bool cleared = false;     // by its optimizer, since its last reduction

@@ -52,6 +52,12 @@ bool KeptGradients::has_any() const {
   return std::ranges::any_of(units_, [](const auto& all) { return !all.empty(); });
 }
 
+bool KeptGradients::keeps(const Unit& unit, std::size_t parameter) const {
+  const auto& all = units_[unit.index];
+  const auto kept = all.find(parameter);
+  return kept != all.end() && is_untouched(kept->second);
+}
+
 void KeptGradients::take(const Unit& unit, const std::vector<std::size_t>& parameters,
                          std::vector<at::Tensor>& gradients) {
   auto& all = units_[unit.index];

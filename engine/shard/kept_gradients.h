@@ -34,6 +34,8 @@ class KeptGradients {
   // True from add() until the unit's gradients are taken or dropped, alike on all ranks.
   bool has(const Unit& unit) const { return !units_[unit.index].empty(); }
   bool has_any() const;
+  // True if it keeps the parameter's gradient and drop_zeroed() would not drop that.
+  bool keeps(const Unit& unit, std::size_t parameter) const;
   // Adds what it keeps of the unit to these gradients, and keeps nothing of it any more.
   void take(const Unit& unit, const std::vector<std::size_t>& parameters,
             std::vector<at::Tensor>& gradients);

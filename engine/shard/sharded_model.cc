@@ -92,6 +92,7 @@ std::shared_ptr<ShardedModel> ShardedModel::make(std::vector<std::shared_ptr<Uni
 ShardedModel::~ShardedModel() {
   for (const auto& unit : units_) {
     if (!unit->is_held()) unit->free();
+    unit->pool = std::make_shared<ReceivePool>(/*most_idle=*/0);  // the shards keep the unit
     detach_nodes(*unit);
   }
 }
@@ -244,6 +245,10 @@ std::shared_ptr<Reduction> ShardedModel::take_gradients(Unit& unit,
                                                         std::vector<at::Tensor> gradients,
                                                         std::vector<at::Tensor>& outputs) {
   const c10::AutoGradMode no_grad(false);
+  // A custom function may return a parameter itself. Reading it calls use(), which takes the mutex.
+  for (at::Tensor& gradient : gradients) {
+    if (is_shell(gradient)) gradient = gradient.clone();
+  }
   MutexLock lock(mutex_);
   begin_backward();
   if (unit.offloads()) {
@@ -265,11 +270,14 @@ std::shared_ptr<Reduction> ShardedModel::take_gradients(Unit& unit,
 // A program may call zero_grad() between a forward and its backward.
 void ShardedModel::begin_backward() {
   const int task = torch::autograd::get_current_graph_task_id();
-  if (std::exchange(backwards_.last, task) == task) return;
+  const int last = std::exchange(backwards_.last, task);
+  if (last == task) return;
   if (backwards_.averages && !backwards_.running.expired()) return;  // it runs inside of that one
   if (joined_ != nullptr) require_no_failed_backward();
   drop_failed();
   reducer_.kept().drop_zeroed();
+  // A backward with a smaller number is not new: it continues after one that ran inside of it.
+  if (joined_ != nullptr && task > last) joined_->begins_backward();
 }
 
 void ShardedModel::require_no_failed_backward() const {
@@ -277,6 +285,14 @@ void ShardedModel::require_no_failed_backward() const {
   throw Error(Blame::Caller,
               "join: a backward of this rank has failed, of which the ranks that have run out have "
               "done a part; let the exception end the steps, which ends the join on all ranks");
+}
+
+bool ShardedModel::keeps_gradient_of(const at::Tensor& parameter) {
+  const Owner owner = owner_of(parameter);
+  const auto model = owner.unit ? owner.unit->model.lock() : nullptr;
+  if (!model) return false;
+  MutexLock lock(model->mutex_);
+  return model->reducer_.kept().keeps(*owner.unit, owner.parameter);
 }
 
 void ShardedModel::require_nothing_kept() {
@@ -361,6 +377,16 @@ void ShardedModel::average_rest() {
   }
   MutexLock lock(mutex_);
   backwards_.averages = false;
+  end_use_of_frozen();
+}
+
+// No node ends the use of a unit that has no trained parameter.
+void ShardedModel::end_use_of_frozen() {
+  if (forwards_ > 0 || is_in_backward()) return;
+  for (const auto& unit : units_) {
+    if (unit->is_held() || unit->state() == Unit::State::Sharded) continue;
+    if (!require_grad({unit->shards()})) gathered_.end_use(unit->index);
+  }
 }
 
 GatheredUnits::Statistics ShardedModel::statistics() const {

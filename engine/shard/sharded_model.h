@@ -59,6 +59,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
                                             bool synchronizes, std::vector<at::Tensor> gradients,
                                             std::vector<at::Tensor>& outputs);
 
+  // True if the parameter is a shard of which no_sync() keeps a gradient.
+  static bool keeps_gradient_of(const at::Tensor& parameter);
   // weft::join calls it before the first step. Throws Caller if no_sync() has kept gradients.
   void require_nothing_kept();
 
@@ -82,6 +84,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   // which that backward does not use.
   void average_rest_later() WEFT_REQUIRES(mutex_);
   void average_rest();
+  // Called when an averaging backward has ended: frees the units that have no trained parameter.
+  void end_use_of_frozen() WEFT_REQUIRES(mutex_);
   void forget_reductions() WEFT_REQUIRES(mutex_);
 
   const std::vector<std::shared_ptr<Unit>> units_;

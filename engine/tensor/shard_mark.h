@@ -17,8 +17,7 @@ inline bool is_shard(const at::Tensor& tensor) {
                                  tensor.unsafeGetTensorImpl()->get_backend_meta()) != nullptr;
 }
 
-// The mark of a shard's .grad that stands in for a gradient which no_sync() keeps elsewhere. Code
-// that scales gradients would not reach that one.
+// The mark of a shard's .grad that stands in for a gradient which no_sync() keeps elsewhere.
 struct StandInMark : c10::BackendMeta {};
 
 inline bool is_stand_in(const at::Tensor& gradient) {

@@ -59,7 +59,7 @@ std::vector<Part> parts_of(const torch::nn::Module& model) {
     std::vector<at::Tensor>& gradients = gradients_over(parts, group::shard_group_of(parameter));
     at::Tensor gradient = parameter.grad();
     if (!gradient.defined()) continue;
-    training::require_averaged(gradient, "clip_grad_norm_");
+    training::require_averaged(parameter, "clip_grad_norm_");
     if (gradient.is_sparse()) {
       gradient = gradient.coalesce();  // the norm is that of the sums
       parameter.mutable_grad() = gradient;

@@ -87,7 +87,7 @@ Gradients gradients_of(const Optimizer& optimizer) {
     for (const at::Tensor& parameter : parameters.params()) {
       at::Tensor gradient = parameter.grad();
       if (!gradient.defined()) continue;
-      training::require_averaged(gradient, "GradScaler");
+      training::require_averaged(parameter, "GradScaler");
       if (gradient.scalar_type() == at::kHalf) {
         throw Error(Blame::Caller,
                     "GradScaler: attempting to unscale float16 gradients, whose range is what "

@@ -108,6 +108,19 @@ TEST(Forwards, NoSyncBelongsToTheForward) {
   });
 }
 
+TEST(Forwards, NoSyncEndsForAMovedWrapper) {
+  with_all_options([](ProcessGroup group, const DdpOptions& options) {
+    auto net = one_weight();
+    DistributedDataParallel ddp(net, group, options);
+    auto moved = [&] {
+      const auto quiet = ddp.no_sync();
+      return std::move(ddp);
+    }();
+    moved(input(1 + group.rank())).sum().backward();
+    EXPECT_EQ(gradient_of(net->weight), 1.5);
+  });
+}
+
 TEST(Forwards, NoSyncMixesWithinOneBackward) {
   with_all_options([](ProcessGroup group, const DdpOptions& options) {
     const double mine = 1 + group.rank();

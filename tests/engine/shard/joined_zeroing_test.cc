@@ -127,6 +127,30 @@ TEST_P(ZeroedBefore, AStepByTheModule) {
   });
 }
 
+// Rank 1 zeroes what rank 0 has not yet received of the first backward; the second one leaves the
+// parameter `one` out.
+TEST_P(ZeroedBefore, ASecondBackwardOfAForward) {
+  struct TwoImpl : nn::Module {
+    std::vector<torch::Tensor> forward() { return {one.sum(), two.sum()}; }
+    torch::Tensor one = register_parameter("one", torch::ones({4}));
+    torch::Tensor two = register_parameter("two", torch::ones({4}));
+  };
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    const auto model = std::make_shared<TwoImpl>();
+    FullyShardedDataParallel sharded(model, group);
+    SGD optimizer(model->parameters(), SGDOptions(0.1));
+    join(sharded, optimizer, [&] {
+      if (group.rank() == 0) return;
+      const std::vector<torch::Tensor> outputs = sharded();
+      outputs[0].backward({}, /*retain_graph=*/true);
+      model->zero_grad(GetParam());
+      outputs[1].backward();
+      optimizer.step();
+    });
+    expect_close(whole(*model), {torch::ones({4}), torch::full({4}, 0.95)});
+  });
+}
+
 // Gradients that no_sync() has kept are dropped with the rest, also by a rank that ran out
 // meanwhile.
 TEST_P(ZeroedBefore, WhatNoSyncHasKeptIsAveraged) {

@@ -153,6 +153,25 @@ TEST(ShardedKeptGradients, AreNotClippedAndNotUnscaled) {
   });
 }
 
+// zero_grad() ends that at once.
+TEST(ShardedKeptGradients, BesideAveragesAreNotClippedEither) {
+  on_two_ranks([](ProcessGroup& group) {
+    Trained trained(group);
+    torch::optim::SGD optimizer(trained.net.parameters(), 0.1);
+    GradScaler scaler;
+    const auto clip = [&] { clip_grad_norm_(trained.net, 1.0); };
+    const auto unscale = [&] { scaler.unscale_(optimizer); };
+    scaler.scale(torch::ones({}));
+    trained.backward(batch_of(group, 1));
+    trained.backward(batch_of(group, 2), true);
+    EXPECT_THAT(error_of(clip).text(), HasSubstr("clip_grad_norm_: no_sync() keeps gradients"));
+    EXPECT_THAT(error_of(unscale).text(), HasSubstr("GradScaler: no_sync() keeps gradients"));
+    trained.net.zero_grad(false);
+    clip();
+    unscale();
+  });
+}
+
 // b runs inside of no_sync() only.
 TEST(ShardedKeptGradients, CallTheHooksOfUnitsThatTheNextBackwardDoesNotUse) {
   on_two_ranks([](ProcessGroup& group) {

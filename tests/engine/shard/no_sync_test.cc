@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients of backwards whose forwards were made inside of no_sync().
+#include <utility>
+
 #include <gtest/gtest.h>
 
 #include <torch/optim/adamw.h>
@@ -102,6 +104,19 @@ TEST(ShardedNoSync, KeepsGradientsThatShareMemoryApart) {
     }
     for (const auto& shard : model->parameters())
       EXPECT_TRUE(torch::equal(shard.grad(), torch::full_like(shard, 3)));
+  });
+}
+
+TEST(ShardedNoSync, EndsForAWrapperThatWasMoved) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    nn::Linear model(nn::LinearOptions(1, 2).bias(false));
+    FullyShardedDataParallel sharded(model, group);
+    auto moved = [&] {
+      const auto local = sharded.no_sync();
+      return std::move(sharded);
+    }();
+    moved(torch::full({1, 1}, 1.0 + group.rank())).sum().backward();
+    EXPECT_EQ(model->parameters()[0].grad().item<double>(), 1.5);
   });
 }
 

@@ -131,6 +131,35 @@ TEST(ShardedPasses, UnitsThatStayForABackwardInVainAreFreed) {
   });
 }
 
+// Backward does not reach the first unit.
+TEST(ShardedPasses, FrozenUnitsAreFreedBehindBackward) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto net = blocks(3);
+    FullyShardedDataParallel sharded(net, group, {.reshard_after_forward = false});
+    for (auto& shard : net->ptr(0)->parameters()) shard.set_requires_grad(false);
+    const auto unit = unit_of(net->parameters().front());
+    for (int step = 0; step < 2; ++step) {
+      const auto loss = sharded(torch::ones({4, 8})).sum();
+      EXPECT_EQ(unit->state(), shard::Unit::State::Gathered);
+      loss.backward();
+      EXPECT_EQ(unit->state(), shard::Unit::State::Sharded);
+    }
+  });
+}
+
+// The shards outlive the wrapper.
+TEST(ShardedPasses, IdleMemoryGoesWithTheWrapper) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto net = blocks(2, 256, 256);
+    auto sharded = std::make_unique<FullyShardedDataParallel<nn::SequentialImpl>>(net, group);
+    const auto unit = unit_of(net->parameters().front());
+    (*sharded)(torch::ones({4, 256})).sum().backward();
+    EXPECT_GT(unit->pool->idle_bytes(), 0U);
+    sharded.reset();
+    EXPECT_EQ(unit->pool->idle_bytes(), 0U);
+  });
+}
+
 TEST(ShardedPasses, GatheredMemoryStaysWithinOneUnitAndThePrefetchedOnes) {
   run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     for (const int prefetch : {0, 1, 2}) {
@@ -360,6 +389,23 @@ TEST(ShardedPasses, LowPrecisionComputesAndReducesInItsDtypes) {
       EXPECT_LT((shard.grad() - mine).norm().item<float>(), 0.05 * gradient.norm().item<float>());
     }
     EXPECT_TRUE(are_equal(whole(*model), copies(reference->parameters())));  // in float
+  });
+}
+
+TEST(ShardedPasses, ParamDtypeCastsArgumentsThatAreTensors) {
+  struct ListedImpl : nn::Module {
+    torch::Tensor forward(const torch::Tensor& x, const std::vector<torch::Tensor>& more) {
+      EXPECT_EQ(x.scalar_type(), torch::kBFloat16);
+      EXPECT_EQ(more[0].scalar_type(), torch::kFloat);
+      return linear(x).sum();
+    }
+    nn::Linear linear = register_module("linear", nn::Linear(8, 8));
+  };
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    const auto model = std::make_shared<ListedImpl>();
+    FullyShardedDataParallel sharded(model, group, {.param_dtype = torch::kBFloat16});
+    const auto x = torch::ones({4, 8});
+    sharded(x, std::vector<torch::Tensor>{x}).backward();
   });
 }
 

@@ -4,6 +4,7 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +12,8 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
 
+#include <weft/checkpoint.h>
+#include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/ranks.h>
 
 #include "joined_models.h"
@@ -214,6 +217,34 @@ TEST(ShardedJoinRefusals, OfWhatOnlySomeRanksWouldCall) {
       "leave out the GradScaler");
   refused([](auto& model, auto&, auto&) { clip_grad_norm_(*model->ptr(0), 1); },
           "can clip the whole model only");
+}
+
+// The optimizer has one more parameter inside of a join, which a file would keep.
+TEST(ShardedJoinRefusals, OfCheckpointsOfTheOptimizer) {
+  const harness::Folder folder;
+  run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
+    auto model = blocks(1);
+    FullyShardedDataParallel sharded(model, group);
+    AdamW optimizer(model->parameters(), AdamWOptions(0.01));
+    const std::vector<checkpoint::Part> parts = {{"optimizer", optimizer}};
+    const std::string file = folder.path() + "/file", run = folder.path() + "/run";
+    const auto refused = [](const auto& call) {
+      const Error error = error_of(call);
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.text(), HasSubstr("save and load it before or after the join"));
+    };
+    train(sharded, *model, optimizer, group.rank(), 1);
+    checkpoint::save(file, group, parts);
+    checkpoint::save_async(run, group, parts).wait();
+    join(sharded, optimizer, [&] {
+      refused([&] { checkpoint::save(file, group, parts); });
+      refused([&] { checkpoint::save_async(run, group, parts).wait(); });
+      refused([&] { checkpoint::load(file, group, parts); });
+      refused([&] { checkpoint::load(run, group, parts); });
+    });
+    checkpoint::load(file, group, parts);
+    checkpoint::load(run, group, parts);
+  });
 }
 
 }  // namespace

@@ -266,6 +266,35 @@ TEST(UnusualPrograms, ALoadOfReplicasBetweenForwardAndBackwardIsRefused) {
   });
 }
 
+// Both the gradients that no_sync() keeps and those that a backward averages.
+TEST(UnusualPrograms, AGradientMayBeTheParameterItself) {
+  struct Penalty : torch::autograd::Function<Penalty> {
+    static torch::Tensor forward(torch::autograd::AutogradContext* context,
+                                 const torch::Tensor& weight) {
+      context->save_for_backward({weight});
+      return 0.5 * weight.square().sum();
+    }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                   const torch::autograd::variable_list&) {
+      return context->get_saved_variables();
+    }
+  };
+  struct PenalizedImpl : nn::Module {
+    torch::Tensor forward(const torch::Tensor& x) { return x.sum() + Penalty::apply(weight); }
+    torch::Tensor weight = register_parameter("weight", torch::full({4, 3}, 2.0));
+  };
+  on_two_ranks([](ProcessGroup& group) {
+    const auto model = std::make_shared<PenalizedImpl>();
+    FullyShardedDataParallel sharded(model, group);
+    for (const bool quiet : {true, false}) {
+      const auto local = sharded.no_sync(quiet);
+      sharded(torch::ones({2})).backward();
+    }
+    const auto shard = model->parameters()[0];
+    EXPECT_TRUE(torch::equal(shard.grad(), torch::full_like(shard, 4)));
+  });
+}
+
 // Rank 1 of 2 has no rows of the last layer.
 struct NarrowImpl : nn::Module {
   torch::Tensor forward(const torch::Tensor& x) { return last(torch::tanh(first(x))); }
