@@ -196,10 +196,14 @@ class Job {
       said = get("end", Deadline::in(2 * group::timeout_of(group_)), 0);
     });
     if (failure && failure->blame() == Blame::Timeout) {
-      failure = error_of([&] {
-        if (store().add(key_ + "decided", 1) < kDecides) throw Error(*failure);
-        said = get("end", Deadline::in(2 * group::timeout_of(group_)), 0);
-      });
+      bool has_decided = false;
+      // Fails if rank 0, which keeps the group's store, is frozen.
+      const auto unasked =
+          error_of([&] { has_decided = store().add(key_ + "decided", 1) >= kDecides; });
+      if (!unasked && has_decided) {
+        failure =
+            error_of([&] { said = get("end", Deadline::in(2 * group::timeout_of(group_)), 0); });
+      }
     }
     const std::string rank = std::to_string(group_.rank());
     const std::string thrown = failure ? told(failure->within("rank " + rank), "") : "";
