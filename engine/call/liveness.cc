@@ -137,7 +137,8 @@ void Liveness::lost(const Recipient& asked, const Answer& answer, bool is_news) 
   const int rank = asked.rank;
   const bool has_generation = asked.generation != kAnyGeneration;
   const auto generation = static_cast<std::uint16_t>(asked.generation);
-  // What a worker with a successor held has ended. The successor's passes must not fail.
+  // If the worker has a successor, all that it held has been ended before, and the passes that the
+  // successor takes part in must not fail.
   if (!has_generation || !core_.members().has_successor({rank, generation})) {
     core_.extensions().worker_lost(
         rank,

@@ -32,8 +32,8 @@ constexpr std::size_t kChunksWanted = 8;
 //
 // Up to so many bytes from host to host, an all_to_all of equal parts goes in one message in place
 // of one for each pair of ranks. A TCP connection that has been quiet sends about 14 KiB before it
-// waits for an acknowledgement: 32 KiB in one message take a round trip more than in four
-// (`./dev bench hosts --case all_to_all`: 1.28 ms in place of 0.75).
+// waits for an acknowledgement. When this limit was 32 KiB, an all_to_all of that size took
+// 1.28 ms, and 0.75 directly (xeon-2-cores-2026-12-01-c75b144a-hosts.json in profiling/results).
 constexpr std::size_t kGatheredBytes = 8 << 10;
 
 std::size_t chunk_of(std::size_t block_bytes) {

@@ -603,7 +603,8 @@ TEST_P(Zero, JoinedRankStepsItsOwnParameters) {
       ZeroRedundancyOptimizer<torch::optim::AdamW> zero(net->parameters(), group, options,
                                                         {.shard_bytes = 1});
       const int steps_of_rank[] = {2, 5, 0};
-      // What the ranks with inputs do between backward and step counts for all shards.
+      // A rank that has run out steps its shards with the gradients that the others have clipped,
+      // and with their learning rate.
       const auto clip = [](const auto& model) {
         torch::nn::utils::clip_grad_norm_(model->parameters(), 0.3);
       };
