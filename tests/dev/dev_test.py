@@ -749,12 +749,12 @@ class Gpu(DevTest):
         self.assertEqual(figures["passed"], 4)
         result = {"tests": [figures], "sanitizer": {"exit_code": 0, "passed": 30, "failed": []}}
         read = {what: reads(result) for what, _, reads in self.dev.GPU_CHECKS}
-        self.assertEqual(read["two ranks on one GPU, correctness: NCCL in two processes"], "2 passed, 1 failed")
-        self.assertEqual(read["two ranks on one GPU, correctness: through pinned memory, two threads"], "1 passed, 0 failed, 1 skipped")
+        self.assertEqual(read["two ranks on one GPU: tests of NCCL in two processes"], "2 passed, 1 failed")
+        self.assertEqual(read["two ranks on one GPU: tests through pinned memory, two threads"], "1 passed, 0 failed, 1 skipped")
         self.assertEqual(read[f"{self.dev.SANITIZED} under compute-sanitizer"], "30 passed, 0 failed, no error")
         unfinished = {"tests": [{**figures, "exit_code": None}], "sanitizer": None}
         read = {what: reads(unfinished) for what, _, reads in self.dev.GPU_CHECKS}
-        self.assertEqual(read["two ranks on one GPU, correctness: NCCL in two processes"], "2 passed, 1 failed, not all were run")
+        self.assertEqual(read["two ranks on one GPU: tests of NCCL in two processes"], "2 passed, 1 failed, not all were run")
         older = {"tests": [{"failed": [], "skipped": {}, "passed": 3}], "sanitizer": None}
         self.assertTrue(all(reads(older) is None for _, _, reads in self.dev.GPU_CHECKS))
         ended = {"tests": [], "sanitizer": {"exit_code": None, "passed": 0, "failed": []}}
@@ -821,14 +821,14 @@ class Gpu(DevTest):
                 row("cuda_ipc stream 1048576", "weft", "bandwidth", 400.0, 1 << 20, "GiB/s"),
                 row("cuda_ipc stream 1048576", "floor: device copy", "bandwidth", 500.0, 1 << 20, "GiB/s")]
         figures = {what: read(rows) for what, _, read in self.dev.GPU_FIGURES}
-        self.assertEqual(figures["bucket pack, share of device-copy bandwidth"], "90 % (9 GB/s at 64 bytes)")
-        self.assertIsNone(figures["bucket unpack, share of device-copy bandwidth"])
+        self.assertEqual(figures["bucket pack, share of a copy's bandwidth"], "90 % (9 GB/s)")
+        self.assertIsNone(figures["bucket unpack, share of a copy's bandwidth"])
         self.assertEqual(figures["NCCL with one rank, a communicator's call over raw NCCL"], "1.5 us (3 over 1.5)")
         self.assertEqual(figures["stream to stream, stream memory operations"], "4 us")
         self.assertEqual(figures["stream to stream, times faster than host callbacks"], "5 (20 against 4 us)")
         self.assertEqual(figures["captured training step, host time over eager"], "0.1 (50 against 500 us)")
-        self.assertEqual(figures["CUDA IPC, 1 MiB, bandwidth over a device copy's"], "0.8 (400 against 500 GiB/s)")
-        self.assertIsNone(figures["CUDA IPC, 256 MiB, bandwidth over a device copy's"])
+        self.assertEqual(figures["CUDA IPC, 1 MiB, bandwidth over a copy's"], "0.8 (400 against 500 GiB/s)")
+        self.assertIsNone(figures["CUDA IPC, 256 MiB, bandwidth over a copy's"])
         self.assertTrue(all(read([]) is None for _, _, read in self.dev.GPU_FIGURES))
 
 
@@ -1003,7 +1003,7 @@ class Results(DevTest):
                   "not_run": {"gpu_bench --case 'training step'": "ended after 90 s, its share of the time"}}
         (self.results / "gpu-nvidia-h200-2026-01-02-abc1234.json").write_text(json.dumps(result))
         text = self.results_of("gpu")
-        self.assertIn("| two ranks on one GPU, correctness: NCCL in two processes | all pass | 3 passed, 0 failed |", text)
+        self.assertIn("| two ranks on one GPU: tests of NCCL in two processes | all pass | 3 passed, 0 failed |", text)
         self.assertIn("under compute-sanitizer | no error | not measured |", text)
         self.assertIn("Not run: gpu_bench --case 'training step': ended after 90 s, its share of the time.", text)
         later = {**result, "date": "2026-01-02T04:00:00+00:00", "commit": "0000123", "not_run": {}}

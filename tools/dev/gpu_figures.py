@@ -64,8 +64,7 @@ def share_of_copy(case):
         copy = best and largest_row(rows, best["case"], "bandwidth", "device copy")
         return (
             copy
-            and f"{100 * best['p50'] / copy['p50']:.0f} % "
-            f"({best['p50']:.0f} {best['unit']} at {best['bytes']} bytes)"
+            and f"{100 * best['p50'] / copy['p50']:.0f} % ({best['p50']:.0f} {best['unit']})"
         )
 
     return read
@@ -112,67 +111,53 @@ def sanitizer_said(result):
 
 # The figures to show for a GPU: (name, aim, function that reads it from the rows).
 GPU_FIGURES = [
-    ("bucket pack, share of device-copy bandwidth", "90 %", share_of_copy("gpu pack")),
-    ("bucket unpack, share of device-copy bandwidth", "90 %", share_of_copy("gpu unpack")),
-    ("bucket pack of tensors of odd sizes, share of device-copy bandwidth", "–",
-     share_of_copy("gpu odd pack")),
-    ("bucket unpack of tensors of odd sizes, share of device-copy bandwidth", "–",
-     share_of_copy("gpu odd unpack")),
-    ("reduce, share of device-copy bandwidth", "90 %", share_of_copy("gpu reduce")),
-    ("fused AdamW step, share of device-copy bandwidth", "90 %", share_of_copy("gpu adamw")),
-    ("fused SGD step with momentum, share of device-copy bandwidth", "90 %",
-     share_of_copy("gpu sgd momentum")),
-    ("FusedAdamW::step() of libtorch's tensors, share of device-copy bandwidth", "90 %",
+    ("bucket pack, share of a copy's bandwidth", "90 %", share_of_copy("gpu pack")),
+    ("bucket unpack, share of a copy's bandwidth", "90 %", share_of_copy("gpu unpack")),
+    ("reduce, share of a copy's bandwidth", "90 %", share_of_copy("gpu reduce")),
+    ("`FusedAdamW::step()`, share of a copy's bandwidth", "90 %",
      share_of_copy("gpu step: adamw")),
-    ("FusedAdamW::step() of libtorch's tensors, times faster than libtorch's", "–",
+    ("`FusedAdamW::step()`, times libtorch's speed", "–",
      ratio("gpu step: adamw", "bandwidth", "weft", "libtorch")),
-    ("FusedSGD::step() with momentum, share of device-copy bandwidth", "90 %",
+    ("`FusedSGD::step()` with momentum, share of a copy's bandwidth", "90 %",
      share_of_copy("gpu step: sgd momentum")),
-    ("FusedSGD::step() with momentum, times faster than libtorch's", "–",
+    ("`FusedSGD::step()` with momentum, times libtorch's speed", "–",
      ratio("gpu step: sgd momentum", "bandwidth", "weft", "libtorch")),
     ("NCCL with one rank, a communicator's call over raw NCCL", "2 µs",
      difference("nccl all_reduce", "time", "weft communicator", "NCCL")),
-    ("NCCL with one rank, a communicator's call over raw NCCL between events", "–",
-     difference("nccl all_reduce", "time", "weft communicator", "NCCL between events")),
-    ("NCCL with one rank, ProcessGroup and Work::wait over raw NCCL", "–",
+    ("NCCL with one rank, `ProcessGroup`'s call over raw NCCL", "–",
      difference("nccl all_reduce", "time", "weft ProcessGroup", "NCCL")),
     ("stream to stream, stream memory operations", "6 µs",
      value("stream to stream", "time", "weft")),
     ("stream to stream, times faster than host callbacks", "3",
      ratio("stream to stream", "time", "host function", "weft")),
-    ("CUDA IPC, 1 MiB", "–", value("cuda_ipc stream 1048576", "bandwidth", "weft")),
-    ("CUDA IPC, 256 MiB", "–", value("cuda_ipc stream 268435456", "bandwidth", "weft")),
-    ("CUDA IPC, 1 MiB, bandwidth over a device copy's", "–",
+    ("CUDA IPC, 1 MiB, bandwidth over a copy's", "–",
      ratio("cuda_ipc stream 1048576", "bandwidth", "weft", "floor: device copy")),
-    ("CUDA IPC, 256 MiB, bandwidth over a device copy's", "–",
+    ("CUDA IPC, 256 MiB, bandwidth over a copy's", "–",
      ratio("cuda_ipc stream 268435456", "bandwidth", "weft", "floor: device copy")),
-    ("CUDA IPC, round trip of 1 MiB, time over that of two processes that copy in turn", "–",
-     ratio("cuda_ipc polled round trip 1048576", "time", "weft", "floor: copies in turn")),
-    ("RPC with a CUDA tensor of 64 B, two processes", "20 µs",
-     value("rpc tensor argument 64", "time", "weft")),
-    ("RPC with a CUDA tensor of 1 MiB, two processes", "60 µs",
+    ("RPC with a CUDA tensor of 64 B", "20 µs", value("rpc tensor argument 64", "time", "weft")),
+    ("RPC with a CUDA tensor of 1 MiB", "60 µs",
      value("rpc tensor argument 1048576", "time", "weft")),
-    ("RPC with a CUDA tensor of 256 MiB, time of a device copy over the call's", "0.85",
+    ("RPC with a CUDA tensor of 256 MiB, a copy's time over the call's", "0.85",
      ratio("rpc tensor argument 268435456", "time", "device copy", "weft")),
     ("RPC with a CUDA tensor of 1 MiB, times faster than torch.distributed.rpc", "–",
      ratio("rpc tensor argument 1048576", "time", "torch.distributed.rpc", "weft")),
     ("RPC with a CUDA tensor of 256 MiB, times faster than torch.distributed.rpc", "–",
      ratio("rpc tensor argument 268435456", "time", "torch.distributed.rpc", "weft")),
-    ("exposed communication of DDP, two ranks on one GPU, from the timeline", "–",
+    ("DDP, exposed communication of two ranks on one GPU", "–",
      value("exposed communication", "share of the step", "weft-timeline summary")),
     ("captured training step, host time over eager", "0.5",
      ratio("training step", "host time", "captured", "eager")),
-    ("step of a sharded model over NCCL with one rank, time over the plain module's", "1.02",
+    ("sharded step over NCCL with one rank, time over the plain module's", "1.02",
      ratio("gpu blocks step", "time", "weft nccl", "plain")),
-    ("the same step captured, time over the plain module's captured", "1.02",
+    ("the same, both captured", "1.02",
      ratio("gpu blocks step", "time", "weft nccl captured", "plain captured")),
 ]
 
 # The same for a result's tests.
 GPU_CHECKS = [
-    ("two ranks on one GPU, correctness: NCCL in two processes", "all pass",
+    ("two ranks on one GPU: tests of NCCL in two processes", "all pass",
      of_setting("NcclProcesses")),
-    ("two ranks on one GPU, correctness: through pinned memory, two threads", "all pass",
+    ("two ranks on one GPU: tests through pinned memory, two threads", "all pass",
      of_setting("GlooOnGpu")),
     (SANITIZER_RUN, "no error", sanitizer_said),
 ]
