@@ -28,10 +28,22 @@ namespace weft::call {
 
 class IncomingCall;
 
+// What a message says to name a function: hashes (hash_of()) of a name and of a type's
+// typeid(…).name(). The name has template arguments and no parameters, as __cxa_demangle writes it,
+// but with "std::string", ">>" and without "[abi:cxx11]".
+//
+//   a function of                          name                    type
+//   its own                                ns::f<int>              R(A…)
+//   an RRef<M>, a method                   ns::M::f                R(weft::RRef<M>, A…)
+//   an RRef<M>, a const method             ns::M::f                R(weft::RRef<M const>, A…)
+//   an RRef<M>, one that takes M first     ns::f                   R(weft::RRef<M>, V, A…)
+//   a constructor                          constructor of ns::M    M(A…)
+//
+// A… are the parameters without references and const, V is the value's as written (ns::M const&),
+// and R is T for a Future<T>. If the result stays with the callee (remote()), and for constructors,
+// "RRef " precedes the type's text. No type of Weft's own is in them, except those that users write
+// and the functions that Weft calls itself.
 struct Identity {
-  // Hashes of Function::name and of the ABI's spelling of the function's type; "RRef " precedes the
-  // latter if the result stays with the callee. No type of Weft's own is in them, except those that
-  // users write and the functions that Weft calls itself: docs/wire.md.
   std::uint64_t name = 0;
   std::uint64_t signature = 0;
   friend bool operator==(const Identity&, const Identity&) = default;

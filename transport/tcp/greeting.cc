@@ -12,7 +12,7 @@ namespace weft::transport::tcp {
 
 namespace {
 
-// docs/wire.md specifies these for the sockets of a connection over tcp.
+// As greeting.h specifies them.
 constexpr char kLetters[] = "weft/tcp";
 constexpr std::size_t kLettersBytes = 8;
 constexpr std::uint32_t kVersion = 2;

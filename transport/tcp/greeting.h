@@ -3,7 +3,11 @@
 // means. That listener answers with its own name, or with none if another is meant. So neither a
 // port scanner nor another program's server is ever taken for a peer. The connecting side also says
 // which socket of which connection this is; a connection is answered when all of its sockets have
-// arrived. docs/wire.md specifies the layout.
+// arrived (docs/wire.md).
+//
+// A greeting has "weft/tcp" (8 bytes), version 2 (4), machine (4) and listener (8) as in the
+// address, the connection's random number (8), the index of the socket (2, from 0) and the number
+// of sockets (2, 1 to 16), all little-endian. An answer has 0, 0 and 1 in the last three.
 #pragma once
 
 #include <array>
