@@ -16,6 +16,7 @@
 #include <weft/engine/group/ledger.h>
 #include <weft/engine/group/monitored_barrier.h>
 #include <weft/engine/group/numbers.h>
+#include <weft/engine/group/object_turns.h>
 #include <weft/engine/group/operations.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/store/store.h>
@@ -56,6 +57,7 @@ struct Core : std::enable_shared_from_this<Core> {
   std::weak_ptr<Core> handle;  // the Core as handles hold it, with its LeaveOnDrop
   Operations operations;
   MonitoredBarrier monitored_barrier;
+  ObjectTurns object_turns;
 };
 
 // init_process_group() with the given GPUs.

@@ -208,20 +208,26 @@ Bytes scatter_bytes(const std::vector<Bytes>& parts, int root, ProcessGroup& gro
 void send_bytes(const Bytes& mine, int to, ProcessGroup& group, int tag) {
   const at::Tensor size = size_of(mine, group);
   checked(size, object("send_object: a value"));
+  const at::Tensor bytes = to_tensor(mine, group);
+  auto turn = group::Core::of(group).object_turns.take(/*is_send=*/true, to, tag);
   Work announced = group.send(size, to, tag);
-  Work sent = group.send(to_tensor(mine, group), to, tag);
+  Work sent = group.send(bytes, to, tag);
+  turn.unlock();
   announced.wait();
   sent.wait();
 }
 
 Bytes recv_bytes(int& from, ProcessGroup& group, int tag) {
   const at::Tensor size = at::empty({1}, bytes_of(group).dtype(at::kLong));
+  auto turn = group::Core::of(group).object_turns.take(/*is_send=*/false, from, tag);
   Work announced = group.recv(size, from, tag);
   announced.synchronize(kNoTimeout);  // on the host, which needs to know the sender
   if (from == kAnySource) from = announced.source_rank();
   const std::int64_t length = checked(size, object("recv_object: a value")).front();
   const at::Tensor bytes = at::empty({length}, bytes_of(group));
-  group.recv(bytes, from, tag).wait();
+  Work received = group.recv(bytes, from, tag);
+  turn.unlock();
+  received.wait();
   return to_bytes(bytes);
 }
 

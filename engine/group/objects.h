@@ -135,7 +135,8 @@ T scatter_object(const std::vector<T>& values, int root, ProcessGroup group) {
   }
 }
 
-// Sends two messages with this tag: the size and the bytes.
+// Sends two messages with this tag: the size and the bytes. Threads that send to one rank with one
+// tag take turns.
 template <class T>
 void send_object(const T& value, int to, ProcessGroup group, int tag = 0) {
   if constexpr (codec::RefusalOf<T>::accept()) {
@@ -145,7 +146,9 @@ void send_object(const T& value, int to, ProcessGroup group, int tag = 0) {
   }
 }
 
-// `source`: receives the rank of the sender, unless null.
+// `source`: receives the rank of the sender, unless null. Threads that receive from one rank, or
+// from any, with one tag take turns. With one tag, do not receive from any rank on one thread and
+// from a named rank on another.
 template <class T>
 T recv_object(int from, ProcessGroup group, int tag = 0, int* source = nullptr) {
   if constexpr (codec::RefusalOf<T>::accept()) {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives and messages of C++ values.
+#include <atomic>
 #include <map>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -102,6 +105,28 @@ TEST_P(Objects, MessagesArriveFromAnyRank) {
     EXPECT_EQ(sum, 1 + 2);
     for (int rank = 1; rank < kRanks; ++rank)
       EXPECT_EQ(recv_object<std::string>(rank, group), "done");
+  });
+}
+
+// Each object is two messages, and those of several threads must not mix.
+TEST_P(Objects, ThreadsMayShareATag) {
+  constexpr int kThreads = 4, kEach = 30;
+  on_ranks([](ProcessGroup& group) {
+    std::atomic<int> sum = 0;
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < kThreads; ++thread) {
+      threads.emplace_back([&, thread] {
+        for (int i = 0; i < kEach; ++i) {
+          if (group.rank() == 0) {
+            sum += recv_object<int>(kAnySource, group, /*tag=*/3);
+          } else if (thread < kThreads / (kRanks - 1)) {
+            send_object(100 * group.rank() + thread, 0, group, /*tag=*/3);
+          }
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    if (group.rank() == 0) EXPECT_EQ(sum, kEach * (100 + 101 + 200 + 201));
   });
 }
 
