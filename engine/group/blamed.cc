@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <string_view>
 
 #include <weft/engine/group/blamed.h>
 #include <weft/engine/membership/frame.h>
@@ -16,6 +17,19 @@ bool is_another(const Wait& wait, const Progress& progress) {
     return false;
   const std::string name = wait.operation();
   return !progress.last.starts_with(number + " (" + name + ", ");
+}
+
+// Says how a rank keeps a message waiting. If its last operation may be the other side, the bytes
+// may be on their way.
+const char* how_it_keeps(const Wait& message, int self, const Progress& progress) {
+  const std::string here = "rank " + std::to_string(self) + " (";
+  const auto is_in = [&](const std::string& call) { return progress.last.starts_with(call); };
+  if (message.name == std::string_view("recv from")) {
+    if (is_in("send to " + here)) return " has not sent all bytes, or sends with another tag";
+  } else if (is_in("recv from " + here) || is_in("recv from any rank (")) {
+    return " has not received all bytes, or receives with another tag";
+  }
+  return " has not taken part";
 }
 
 }  // namespace
@@ -38,8 +52,8 @@ std::vector<Blamed> blame(const Wait& wait, int self, int size, const WaitAnswer
       if (is_in(answers.unasked, rank))
         blamed.push_back({rank, who + " cannot be asked whether it has come"});
     } else if (wait.collective == 0) {
-      blamed.push_back(
-          {rank, who + " has not taken part; last seen in " + printable(found->second.last)});
+      blamed.push_back({rank, who + how_it_keeps(wait, self, found->second) + "; last seen in " +
+                                  printable(found->second.last)});
     } else if (found->second.collectives < wait.collective) {
       blamed.push_back(
           {rank, who + " has not come; last seen in " + printable(found->second.last)});

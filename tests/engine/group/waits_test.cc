@@ -263,7 +263,7 @@ TEST_P(WaitsOver, MessageFollowsTheLastCollective) {
   });
   EXPECT_THAT(log_.lines(),
               ElementsAre(AllOf(
-                  HasSubstr("recv from rank 1"),
+                  HasSubstr("recv from rank 1"), HasSubstr("rank 1 has not sent all bytes"),
                   ContainsRegex(
                       "last seen in send to rank 0 \\(after collective #1, [0-9.]+ m?s ago\\)"))));
 }
