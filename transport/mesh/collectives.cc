@@ -272,6 +272,7 @@ void Collectives::step_ended(event::StepEnded& event) {
   if (event.operation != current_) return landed(event);  // that operation has failed
   Plan::Step& step = current_->plan.steps()[event.step];
   if (event.error) {
+    step.state = Plan::State::Done;  // nothing lands there any more, so fail() need not wait for it
     // The close of the connection tells more and names the peer, but it is reported only after the
     // remaining messages. A cancelled Op means that the peer is lost.
     const Blame blame =

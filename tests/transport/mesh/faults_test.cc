@@ -357,6 +357,39 @@ TEST_F(MeshFaults, EarlierMessagesOutliveTheirSender) {
   EXPECT_EQ(small[0], 0);
 }
 
+// The operation does not wait for the rest of the part, which no connection writes any more. A busy
+// machine may delay some attempts.
+TEST(MeshLoss, InTheMiddleOfAPartEndsTheOperationAtOnce) {
+  using std::chrono::steady_clock;
+  auto soonest = steady_clock::duration::max();
+  for (int attempt = 0; attempt < 5 && soonest > std::chrono::milliseconds(250); ++attempt) {
+    const auto store = std::make_shared<harness::MemoryBootstrap>();
+    ScriptedPeer peer(store);
+    std::vector<inproc::Faults> ways;  // of the script's connections, in their order
+    inproc::on_link([&, script = std::this_thread::get_id()](const inproc::Faults& there,
+                                                             const inproc::Faults&) {
+      if (std::this_thread::get_id() == script) ways.push_back(there);
+    });
+    std::shared_ptr<Communicator> communicator;
+    std::thread joining([&] { communicator = join_inproc(options_of(0, 2, store)); });
+    peer.join();
+    joining.join();
+    inproc::on_link({});
+    ASSERT_EQ(ways.size(), 2u);
+    std::vector<float> data(1 << 20);
+    const Op op = communicator->broadcast(elements_of(data, Dtype::Float32), 1, Pin(), Fence());
+    Header part;
+    part.call = {Kind::Broadcast, Dtype::Float32, ReduceOp::Sum, 1, data.size() * 4};
+    part.sequence = 1;
+    ways[0].cut_at(ways[0].written() + (1 << 20));
+    const auto begin = steady_clock::now();
+    peer.say(Traffic::Collectives, part, data.size() * 4);
+    EXPECT_EQ(expect_failed(op, "a broadcast whose root is lost").blame(), Blame::PeerLost);
+    soonest = std::min(soonest, steady_clock::now() - begin);
+  }
+  EXPECT_LT(soonest, std::chrono::milliseconds(250));
+}
+
 TEST_F(MeshFaults, DelayedPartOfALostPeerStillCounts) {
   std::vector<inproc::Faults> ways;  // of the script's connections, in their order
   inproc::on_link(
