@@ -112,6 +112,7 @@ Work Operations::issue(Operation operation, const Call& call) {
   }
   auto state = new_state(operation.device, operation.host_waits || operation.device.is_cpu());
   MutexLock lock(mutex_);
+  throw_if_left();  // leave() may have been called while this thread waited for the mutex
   transport::Communicator& communicator = joining_.communicator(operation.device);
   state->backend = communicator.backend();
   const auto number = begin_collective(operation);
@@ -214,6 +215,7 @@ Work Operations::issue_message(const at::Tensor& tensor, int peer, bool is_send,
   throw_if_refused();
   auto state = new_state(tensor.device(), tensor.device().is_cpu());
   MutexLock lock(mutex_);
+  throw_if_left();  // as in issue()
   transport::Communicator& communicator = joining_.communicator(tensor.device());
   unfinished_.begin(
       {.name = is_send ? "send to" : "recv from", .since = coarse_now(), .peer = peer});
