@@ -8,7 +8,8 @@
 
 namespace weft::transport::tcp {
 
-// Returns a non-blocking TCP socket; empty, with errno, if none can be made.
+// Returns a non-blocking TCP socket that sends small writes at once, as sockets that it accepts do;
+// empty, with errno, if none can be made.
 Descriptor make_socket(int family) noexcept;
 
 // Sets up a connected socket: it sends small writes at once, and the kernel probes whether the

@@ -9,6 +9,9 @@
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -74,6 +77,22 @@ TEST(TcpConnect, TriesAllAddressesOfAPeer) {
   End a(loop, dial(loop, address.text()));
   End b(loop, lobby.take());
   expect_talk(a, b);
+}
+
+// Also before the stream begins, as in a TLS handshake.
+TEST(TcpConnect, SmallWritesAreSentAtOnce) {
+  const auto is_undelayed = [](const Descriptor& socket) {
+    int value = 0;
+    socklen_t bytes = sizeof value;
+    return ::getsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &value, &bytes) == 0 && value == 1;
+  };
+  const Descriptor door = make_socket(AF_INET);
+  EXPECT_TRUE(is_undelayed(door));
+  ASSERT_EQ(::listen(door.get(), 1), 0);
+  const Descriptor mine = raw_connect(local_end(door).port());
+  pollfd arrival{door.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&arrival, 1, 60'000), 1);
+  EXPECT_TRUE(is_undelayed(Descriptor(::accept(door.get(), nullptr, nullptr))));
 }
 
 TEST(TcpConnect, TakesNoBytesUntilConnected) {
