@@ -11,8 +11,9 @@ namespace {
 
 constexpr std::size_t kMostGiven = 64;  // of one rank: more threads do not ask at once
 
+// A repeated request may arrive after later ones, which it must not undo.
 bool must_not_repeat(StoreCall call) {
-  return call == StoreCall::Add || call == StoreCall::CompareSet;
+  return call != StoreCall::Get && call != StoreCall::Check && call != StoreCall::Forget;
 }
 
 std::size_t texts_of(StoreCall call) {

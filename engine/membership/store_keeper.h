@@ -41,7 +41,7 @@ class StoreKeeper {
   Mutex mutex_;
   std::map<std::string, std::string> values_ WEFT_GUARDED_BY(mutex_);
   std::list<Waiting> waiting_ WEFT_GUARDED_BY(mutex_);
-  // The latest answers to each rank's Add and CompareSet, by their numbers.
+  // The latest answers to each rank's requests that change keys, by their numbers.
   std::map<int, std::map<std::uint64_t, StoreMessage>> given_ WEFT_GUARDED_BY(mutex_);
 };
 

@@ -62,6 +62,24 @@ TEST(StoreKeeper, DoesARepeatedRequestOnce) {
   EXPECT_EQ(one.answers.size(), 5U) << "a Get that is repeated is answered once";
 }
 
+// Two copies of a request may take different ways through the tree.
+TEST(StoreKeeper, UndoesNoLaterRequestForARepeatedOne) {
+  Keeper one;
+  const auto first = request(1, StoreCall::Set, {"k", "old"});
+  const auto erase = request(3, StoreCall::Erase, {"k"});
+  one.ask(3, first);
+  one.ask(3, request(2, StoreCall::Set, {"k", "new"}));
+  one.ask(3, first);
+  one.ask(4, request(1, StoreCall::Get, {"k"}));
+  EXPECT_EQ(one.last().texts.at(0), "new");
+  one.ask(3, erase);
+  one.ask(4, request(2, StoreCall::Set, {"k", "of another rank"}));
+  one.ask(3, erase);
+  EXPECT_EQ(one.last().amount, 1) << "the answer is that of the first time";
+  one.ask(4, request(3, StoreCall::Check, {"k"}));
+  EXPECT_EQ(one.last().amount, 1);
+}
+
 // The undefined-behaviour sanitizer sees an addition that overflows.
 TEST(StoreKeeper, WrapsAroundPastTheLargestNumber) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
