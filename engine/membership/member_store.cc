@@ -17,6 +17,10 @@ constexpr std::chrono::milliseconds kFirstTurn(20), kLongestTurn(100);
 // How long a call waits for its answer before it asks again.
 constexpr std::chrono::milliseconds kFirstPatience(20), kLongestPatience(5000);
 
+// A group's first rank keeps its store (kept_by_members()). Errors name ranks of the group.
+constexpr int kKeeperInGroup = 0;
+constexpr const char* kKeeper = "rank 0, which keeps the group's store,";
+
 using Value = std::vector<std::uint8_t>;
 
 std::string text_of(const Value& value) { return {value.begin(), value.end()}; }
@@ -85,8 +89,8 @@ class MemberStore final : public AwaitableStore {
     return reply;
   }
   Error malformed() const {
-    return Error(Blame::Protocol, "rank " + std::to_string(keeper_) +
-                                      ", which keeps the group's store, sent a malformed answer");
+    return Error(Blame::Protocol, std::string(kKeeper) + " sent a malformed answer")
+        .with_ranks({kKeeperInGroup});
   }
 
   const std::shared_ptr<MemberStores> stores_;
@@ -151,7 +155,7 @@ StoreMessage MemberStores::call(int keeper, StoreMessage request, Deadline deadl
                                 const std::function<void()>& interrupt) {
   const auto membership = membership_.lock();
   const auto asked = std::make_shared<Asked>();
-  const std::string who = "rank " + std::to_string(keeper) + ", which keeps the group's store,";
+  const std::string who = kKeeper;
   request.number = ++last_;
   std::size_t bytes = 0;
   for (const std::string& text : request.texts) bytes += text.size();
@@ -184,11 +188,11 @@ StoreMessage MemberStores::call(int keeper, StoreMessage request, Deadline deadl
          turn = std::min(turn * 5 / 4, kLongestTurn)) {
       if (interrupt) interrupt();
       if (const auto gone = membership ? membership->gone(keeper) : std::nullopt; gone) {
-        throw Error(Blame::PeerLost, who + " " + gone->how).with_ranks({keeper});
+        throw Error(Blame::PeerLost, who + " " + gone->how).with_ranks({kKeeperInGroup});
       }
       if (deadline.passed()) {
         if (request.call == StoreCall::Get) throw not_set_in_time(request.texts.at(0));
-        throw Error(Blame::Timeout, who + " did not answer in time").with_ranks({keeper});
+        throw Error(Blame::Timeout, who + " did not answer in time").with_ranks({kKeeperInGroup});
       }
       // The request or its answer may have been lost with a rank that has died or left meanwhile.
       if (!repeat.passed()) continue;
@@ -202,7 +206,8 @@ StoreMessage MemberStores::call(int keeper, StoreMessage request, Deadline deadl
   MutexLock lock(asked->mutex);
   if (asked->reply.is_refused) {
     throw Error(Blame::Protocol, who + " refused a request: " +
-                                     (asked->reply.texts.empty() ? "" : asked->reply.texts[0]));
+                                     (asked->reply.texts.empty() ? "" : asked->reply.texts[0]))
+        .with_ranks({kKeeperInGroup});
   }
   return std::move(asked->reply);
 }

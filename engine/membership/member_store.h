@@ -27,11 +27,13 @@ class MemberStores : public std::enable_shared_from_this<MemberStores> {
  public:
   static std::shared_ptr<MemberStores> make(int rank, std::shared_ptr<Membership> membership);
 
-  // A store that the rank `keeper` of the job keeps. `place` begins errors. `timeout`: of calls.
+  // A store that the rank `keeper` of the job, the first of a group, keeps for that group.
+  // `timeout`: of calls.
   c10::intrusive_ptr<c10d::Store> at(int keeper, std::chrono::milliseconds timeout);
 
   // Asks the keeper and waits for its answer. Calls `interrupt` now and then, and passes its
-  // exceptions on. Throws Timeout; PeerLost if the keeper is lost or has left.
+  // exceptions on. Throws Timeout; PeerLost if the keeper is lost or has left. Errors call the
+  // keeper rank 0.
   StoreMessage call(int keeper, StoreMessage request, Deadline deadline,
                     const std::function<void()>& interrupt);
 

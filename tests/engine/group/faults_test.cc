@@ -488,6 +488,26 @@ TEST(StoppedRank, IsNamedByTheMonitoredBarrier) {
   processes.expect_success({2});
 }
 
+// The first rank of a group keeps its store.
+TEST(StoppedRank, KeepsAStoreUnderItsRankInTheGroup) {
+  Processes processes(3, [](int rank) {
+    auto group = join();
+    auto some = group.new_group({1, 2}, {.timeout = seconds(2)});
+    if (rank == 0) wait_for_the_end();
+    auto process = torch::full({1}, static_cast<std::int64_t>(::getpid()));
+    some.broadcast(process, 0).wait();
+    if (rank == 1) wait_for_the_end();
+    ::kill(static_cast<pid_t>(process.item<std::int64_t>()), SIGSTOP);
+    const auto late = error_of([&] { some.monitored_barrier(seconds(2)); });
+    EXPECT_EQ(late.blame(), Blame::Timeout) << late.what();
+    EXPECT_EQ(late.ranks(), std::vector<int>{0}) << late.what();
+    EXPECT_NE(late.text().find("rank 0"), std::string::npos) << late.text();
+    some.abort("its first rank is stopped");
+    group.abort("rank 1 is stopped");
+  });
+  processes.expect_success({0, 1});
+}
+
 TEST(LateRank, BarrierTimesOutNotBeforeItsLimit) {
   Processes processes(2, [](int rank) {
     auto group = join(seconds(3));
