@@ -125,13 +125,15 @@ Result<bool> FrameReader::next(Frame& frame) {
       head.type > static_cast<std::uint8_t>(FrameType::Challenge)) {
     return refuse("unknown type");
   }
+  const auto type = static_cast<FrameType>(head.type);
+  if (!has_greeted_ && type != FrameType::Hello && type != FrameType::Challenge)
+    return refuse("no hello came before it");
   if (head.rank < 0 || head.rank >= ranks_) return refuse("no such rank");
-  if (head.group_bytes > kMaxFrameText ||
-      head.text_bytes > longest_text(static_cast<FrameType>(head.type)))
+  if (head.group_bytes > kMaxFrameText || head.text_bytes > longest_text(type))
     return refuse("text too long");
   const std::size_t whole = sizeof head + head.group_bytes + head.text_bytes;
   if (rest.size() < whole) return false;
-  frame.type = static_cast<FrameType>(head.type);
+  frame.type = type;
   frame.rank = head.rank;
   frame.number = head.number;
   frame.sequence = head.sequence;

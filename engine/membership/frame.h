@@ -121,8 +121,12 @@ std::optional<std::uint64_t> take_number(std::string_view& text);
 // Cuts frames out of a byte stream.
 class FrameReader {
  public:
-  // Refuses ranks outside of 0 … ranks - 1.
-  explicit FrameReader(int ranks) : ranks_(ranks) {}
+  // Refuses ranks outside of 0 … ranks - 1. `has_greeted`: false until the peer has said which rank
+  // it is; until greeted(), frames other than Hello and Challenge are refused, before their text is
+  // here.
+  explicit FrameReader(int ranks, bool has_greeted = true)
+      : ranks_(ranks), has_greeted_(has_greeted) {}
+  void greeted() { has_greeted_ = true; }
   void append(std::span<const char> bytes);
   // Takes the next frame, if it is complete. Returns an Error for malformed bytes; the rest of the
   // stream is then useless.
@@ -130,6 +134,7 @@ class FrameReader {
 
  private:
   int ranks_;
+  bool has_greeted_;
   std::string buffer_;
   std::size_t begin_ = 0;  // of the bytes that next() has not taken
 };

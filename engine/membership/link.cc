@@ -69,7 +69,7 @@ Link::Link(std::shared_ptr<EventLoop> loop, Descriptor socket, int ranks, int ra
       events_(std::move(events)),
       rank_(rank),
       has_shaken_hands_(!tls_files().given()),
-      reader_(ranks) {
+      reader_(ranks, /*has_greeted=*/false) {
   keep_alive(socket_.get());
 }
 
@@ -191,6 +191,7 @@ void Link::on_end_of_bytes() {
 void Link::greeted(int rank) {
   rank_ = rank;
   has_greeted_ = true;
+  reader_.greeted();
   patience_.reset();
 }
 

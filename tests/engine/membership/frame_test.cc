@@ -67,6 +67,22 @@ TEST(FrameReader, RefusesMalformedBytes) {
   EXPECT_TRUE(refused(with(16, std::uint32_t(0xffffffff))));
 }
 
+// Otherwise a stranger could make this process keep 16 MiB for each of its connections.
+TEST(FrameReader, TakesNoLongFrameBeforeTheHello) {
+  const std::string request = encode({FrameType::StoreRequest, 1, 0, "", std::string(100, 'x')});
+  FrameReader reader(2, /*has_greeted=*/false);
+  Frame frame;
+  const std::string hello = encode({FrameType::Hello, 1, 0, "", "token"});
+  reader.append(bytes_of(hello));
+  ASSERT_TRUE(reader.next(frame).value());
+  FrameReader other = reader;
+  reader.append(bytes_of(request.substr(0, kFrameHead)));
+  EXPECT_FALSE(reader.next(frame).ok());
+  other.greeted();
+  other.append(bytes_of(request));
+  EXPECT_TRUE(other.next(frame).value());
+}
+
 TEST(Reason, KeepsBlameRanksAndText) {
   const Error reason = Error(Blame::Timeout, "7 days are over").with_ranks({0, 2});
   const auto decoded = decode_reason(encode_reason(reason), 3);
