@@ -96,11 +96,12 @@ void DetailComparison::compare(const Operation& operation, std::uint64_t number)
   const std::string fingerprint = operation.fingerprint();
   const Said mine{operation.name + (fingerprint.empty() ? "" : " " + fingerprint),
                   operation.parts ? operation.parts() : Operation::Parts()};
-  store_.set(base + std::to_string(options_.rank), to_bytes(encode(mine)));
   const Deadline deadline = Deadline::in(options_.timeout);
   Meeting wait(options_.job->waits, options_.name,
                std::string(operation.name) + " #" + std::to_string(number), options_.rank, kAllCall,
                absent_from(options_, base));
+  const StoreCallBounds bounds([&] { wait.look(); });
+  store_.set(base + std::to_string(options_.rank), to_bytes(encode(mine)));
   StoreBootstrap store(options_.own_store, [&] {
     failure_.throw_if_broken();
     wait.look();

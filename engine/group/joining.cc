@@ -67,6 +67,7 @@ void warn_of_shared_gpu(transport::Bootstrap& store, const c10::Device& gpu) {
 }  // namespace
 
 void tell_failure(const CoreOptions& options, const Error& error) {
+  const StoreCallBounds bounds({}, kStoreAnswers);
   try {
     // could_not_join() reads it.
     signed_store_of(options).set(kFailedKey,
@@ -127,8 +128,23 @@ void Joining::join(Core* parent) {
 void Joining::announce(StoreBootstrap* with) {
   failure_.by_the_store([&] {
     if (is_first()) return options_.job->membership->publish(carriers_.names(), with);
-    store_.set(here_key(options_.rank), to_bytes(carriers_.names()));
+    Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(), absent());
+    const StoreCallBounds bounds(while_waiting(joining));
+    try {
+      store_.set(here_key(options_.rank), to_bytes(carriers_.names()));
+    } catch (const Error& error) {
+      if (error.blame() != Blame::Timeout) throw;
+      throw error.within("joining " + options_.place());
+    }
   });
+}
+
+// For calls to a store whose keeper does not answer, beside what the store itself looks at.
+std::function<void()> Joining::while_waiting(Meeting& joining) const {
+  return [this, &joining] {
+    if (parent_ != nullptr) parent_->failure.throw_if_aborted();
+    joining.look();
+  };
 }
 
 // Until the ranks of the job have met, the keys of their memberships announce them.
@@ -170,6 +186,7 @@ void Joining::await_members() {
   announce();
   const Deadline deadline = Deadline::in(options_.timeout);
   Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(), absent());
+  const StoreCallBounds bounds(while_waiting(joining));
   for (int rank = 0; rank < options_.size; ++rank) {
     const bool is_told =
         options_.job->membership->has(options_.global_ranks[static_cast<std::size_t>(rank)]);
@@ -341,6 +358,7 @@ void Joining::await(const Attempt& attempt, c10::DeviceType type) {
     }
   }
   Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(), absent());
+  const StoreCallBounds bounds(while_waiting(joining));
   bool agreed = false;
   auto pause = kTurn;  // until ranks are looked for again
   Deadline look = Deadline::in(pause);

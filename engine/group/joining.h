@@ -8,6 +8,7 @@
 // timeout.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -51,6 +52,7 @@ class Joining {
   void meet_members();
   void await_members();
   void announce(StoreBootstrap* with = nullptr);
+  std::function<void()> while_waiting(Meeting& joining) const;
   bool is_first() const;
   void on_all_met(bool all_run_weft);
   struct Attempt;

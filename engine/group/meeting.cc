@@ -54,8 +54,12 @@ Meeting::Meeting(std::shared_ptr<Waits> waits, std::string group, std::string wh
           .lines =
               [what = what_, missing = missing_] {
                 std::vector<std::string> lines;
-                for (const int one : missing())
-                  lines.push_back(what + ": rank " + std::to_string(one) + " has not come");
+                try {
+                  for (const int one : missing())
+                    lines.push_back(what + ": rank " + std::to_string(one) + " has not come");
+                } catch (const Error& error) {
+                  lines.push_back(what + ": " + error.text());
+                }
                 return lines;
               }})),
       patience_(waits_->reports()) {
@@ -66,7 +70,21 @@ Meeting::~Meeting() { waits_->meetings().end(place_); }
 
 void Meeting::look() {
   if (!patience_.is_over()) return;
-  const std::vector<int> missing = missing_();
+  const auto begin = [this] {
+    return "rank " + std::to_string(rank_) + " has waited " + describe_wait(patience_.waited()) +
+           " in " + what_ + " of group '" + group_ + "': ";
+  };
+  std::vector<int> missing;
+  try {
+    missing = missing_();
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Timeout) throw;
+    // No rank knows which of them is the lowest here.
+    const auto waited = patience_.waited();
+    return waits_->report_unless_said(Patience::Clock::now() - waited,
+                                      Patience::reports_passed(waits_->reports(), waited),
+                                      begin() + error.text() + "; " + hint_);
+  }
   int lowest_here = 0;
   while (std::find(missing.begin(), missing.end(), lowest_here) != missing.end()) ++lowest_here;
   if (missing.empty() || lowest_here < rank_) return;
@@ -90,8 +108,7 @@ void Meeting::look() {
     seen.push_back(
         {unseen.front(), ranks_text(unseen) + rest + (is_one ? " has" : " have") + " not come"});
   }
-  log::warn("rank " + std::to_string(rank_) + " has waited " + describe_wait(patience_.waited()) +
-            " in " + what_ + " of group '" + group_ + "': " + joined(seen) + "; " + hint_);
+  log::warn(begin() + joined(seen) + "; " + hint_);
 }
 
 }  // namespace weft::group

@@ -22,7 +22,8 @@ class Waits;
 class Meeting {
  public:
   // The group's ranks that have not come. Called by look() and, on other threads, by
-  // Waits::waiting_for(), perhaps until after this object has ended: it owns what it uses.
+  // Waits::waiting_for(), perhaps until after this object has ended: it owns what it uses. Throws
+  // Error if that cannot be found out now.
   using Missing = std::function<std::vector<int>()>;
   // `hint`: the remedy, as a sentence without its end.
   Meeting(std::shared_ptr<Waits> waits, std::string group, std::string what, int rank,

@@ -57,8 +57,15 @@ void MonitoredBarrier::meet(std::chrono::milliseconds timeout) {
   if (options_.size == 1) return;  // there is no other rank to meet
   timeout = std::min(timeout, kLongestTimeout);
   MutexLock lock(mutex_);
-  for (const std::string& key : std::exchange(stale_, {})) store_.erase(key);
-  const auto round = static_cast<std::uint64_t>(store_.add("monitored/closed", 0) + 1);
+  // Rank 0, which keeps the store, may be the rank that is stopped.
+  Meeting keeper(options_.job->waits, options_.name, "monitored_barrier", options_.rank, kAllCall,
+                 [store = options_.own_store]() -> std::vector<int> {
+                   const StoreCallBounds bounds({}, kStoreAnswers);
+                   static_cast<void>(StoreBootstrap(store).exists("monitored/closed"));
+                   return {};
+                 });
+  const StoreCallBounds bounds([&] { keeper.look(); }, timeout + kStoreAnswers);
+  const std::uint64_t round = next_round();
   const std::string base = "monitored/" + std::to_string(round) + "/";
   const auto take_part = [&]() WEFT_REQUIRES(mutex_) {
     options_.rank == 0 ? lead(base, timeout) : follow(base, timeout);
@@ -73,6 +80,16 @@ void MonitoredBarrier::meet(std::chrono::milliseconds timeout) {
                                    [&](const std::string& key) { return !key.starts_with(base); });
   stale_.assign(keys_.begin(), mine);
   keys_.erase(keys_.begin(), mine);
+}
+
+std::uint64_t MonitoredBarrier::next_round() {
+  try {
+    for (const std::string& key : std::exchange(stale_, {})) store_.erase(key);
+    return static_cast<std::uint64_t>(store_.add("monitored/closed", 0) + 1);
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Timeout) throw;
+    throw error.within("monitored_barrier " + options_.place());
+  }
 }
 
 // All ranks but rank 0, which calls this.

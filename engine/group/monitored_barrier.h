@@ -38,6 +38,8 @@ class MonitoredBarrier {
  private:
   void lead(const std::string& base, std::chrono::milliseconds timeout) WEFT_REQUIRES(mutex_);
   std::set<int> count_in(const std::string& base, Deadline deadline) WEFT_REQUIRES(mutex_);
+  // Erases the keys of the round before the last one. Returns the number of the next round.
+  std::uint64_t next_round() WEFT_REQUIRES(mutex_);
   std::set<int> everybody_else() const;
   void await_readers(const std::string& base, const std::set<int>& absent) WEFT_REQUIRES(mutex_);
   void follow(const std::string& base, std::chrono::milliseconds timeout) WEFT_REQUIRES(mutex_);

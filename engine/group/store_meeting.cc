@@ -24,6 +24,7 @@ void add_absent(StoreBootstrap& store, const std::string& base, int begin, int e
 
 Meeting::Missing absent_from(const CoreOptions& group, std::string base) {
   return [store = group.own_store, base = std::move(base), size = group.size] {
+    const StoreCallBounds bounds({}, kStoreAnswers);
     StoreBootstrap keys(store);
     std::vector<int> ranks;
     add_absent(keys, base, 0, size, ranks);

@@ -21,7 +21,8 @@ namespace weft::group {
 // The remedy if a rank does not come to a call.
 constexpr const char* kAllCall = "all ranks of the group must call it, in the same order of calls";
 
-// Finds the ranks of the group that have not set the key base + their rank. Owns the store.
+// Finds the ranks of the group that have not set the key base + their rank. Owns the store. Throws
+// Timeout if the store does not answer within kStoreAnswers.
 Meeting::Missing absent_from(const CoreOptions& group, std::string base);
 
 // One meeting, to which each rank comes by setting the key base + its rank. Used by the thread that

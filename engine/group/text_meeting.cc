@@ -34,7 +34,17 @@ TextMeeting::TextMeeting(const ProcessGroup& group, const char* call)
     : TextMeeting(ready(group), call, Core::of(group).numbers.next(call)) {}
 
 void TextMeeting::give(const std::string& text) {
-  core_.bootstrap->set(base_ + std::to_string(core_.options.rank), to_bytes(text));
+  const CoreOptions& options = core_.options;
+  Meeting wait(options.job->waits, options.name,
+               std::string(call_) + " #" + std::to_string(number_), options.rank, kAllCall,
+               absent_from(options, base_));
+  const StoreCallBounds bounds([&] { wait.look(); });
+  try {
+    core_.bootstrap->set(base_ + std::to_string(options.rank), to_bytes(text));
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Timeout) throw;
+    throw error.within(std::string(call_) + " " + options.place());
+  }
 }
 
 std::vector<std::string> TextMeeting::texts() {

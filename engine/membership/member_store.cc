@@ -180,6 +180,9 @@ StoreMessage MemberStores::call(int keeper, StoreMessage request, Deadline deadl
     if (request.call == StoreCall::Get) send(keeper, message);
   };
   try {
+    if (request.call != StoreCall::Get)
+      deadline = Deadline::sooner(deadline, Deadline::in(StoreCallBounds::limit()));
+    const Deadline soon = Deadline::in(kStoreAnswers);
     std::chrono::milliseconds patience = kFirstPatience;
     Deadline repeat = Deadline::in(patience);
     send(keeper, request);
@@ -187,6 +190,7 @@ StoreMessage MemberStores::call(int keeper, StoreMessage request, Deadline deadl
          !asked->synchronize(Deadline::sooner(deadline, Deadline::in(turn)));
          turn = std::min(turn * 5 / 4, kLongestTurn)) {
       if (interrupt) interrupt();
+      if (soon.passed()) StoreCallBounds::interrupt();
       if (const auto gone = membership ? membership->gone(keeper) : std::nullopt; gone) {
         throw Error(Blame::PeerLost, who + " " + gone->how).with_ranks({kKeeperInGroup});
       }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -247,6 +248,37 @@ Error not_set_in_time(const std::string& key) {
   return {Blame::Timeout, "key '" + key + "' of the group's store was not set in time"};
 }
 
+namespace {
+
+thread_local const StoreCallBounds* innermost_bounds = nullptr;
+
+}  // namespace
+
+StoreCallBounds::StoreCallBounds(std::function<void()> interrupt, milliseconds limit)
+    : interrupt_(std::move(interrupt)), limit_(limit), outer_(innermost_bounds) {
+  innermost_bounds = this;
+}
+
+StoreCallBounds::~StoreCallBounds() { innermost_bounds = outer_; }
+
+milliseconds StoreCallBounds::limit() {
+  auto shortest = kLongestTimeout;
+  for (auto one = innermost_bounds; one != nullptr; one = one->outer_)
+    shortest = std::min(shortest, one->limit_);
+  return shortest;
+}
+
+void StoreCallBounds::interrupt() {
+  const auto all = std::exchange(innermost_bounds, nullptr);
+  const struct Restore {
+    const StoreCallBounds* all;
+    ~Restore() { innermost_bounds = all; }
+  } restore{all};
+  for (auto one = all; one != nullptr; one = one->outer_) {
+    if (one->interrupt_) one->interrupt_();
+  }
+}
+
 StoreBootstrap::StoreBootstrap(c10::intrusive_ptr<c10d::Store> store,
                                std::function<void()> interrupt, Lives lives)
     : interrupt_(std::move(interrupt)), lives_(lives) {
@@ -262,9 +294,17 @@ void StoreBootstrap::move_to(c10::intrusive_ptr<c10d::Store> store) {
   awaitable_ = dynamic_cast<AwaitableStore*>(inner.get());
 }
 
+// Runs one request, whose errors are Weft's.
+template <class F>
+auto StoreBootstrap::call(const std::string& what, F ask) {
+  std::optional<StoreCallBounds> bounds;
+  if (awaitable_ != nullptr && interrupt_) bounds.emplace(interrupt_);
+  return guarded(connection_, what, ask);
+}
+
 void StoreBootstrap::set(const std::string& key, const Bytes& value) {
   if (!put_off_.empty()) return set_with_earlier(key, value);
-  guarded(connection_, "set " + key, [&] { store_->set(key, as_c10d(value)); });
+  call("set " + key, [&] { store_->set(key, as_c10d(value)); });
 }
 
 void StoreBootstrap::set_with_next(const StoreBootstrap& other, const std::string& key,
@@ -280,7 +320,7 @@ void StoreBootstrap::set_with_earlier(const std::string& key, const Bytes& value
     keys.push_back(std::move(one));
     values.push_back(std::move(its));
   }
-  guarded(connection_, "set " + key, [&] {
+  call("set " + key, [&] {
     const auto inner = innermost(store_);
     if (has_batches_) return inner->multiSet(keys, values);
     for (std::size_t i = 0; i < keys.size(); ++i) inner->set(keys[i], values[i]);
@@ -308,7 +348,7 @@ std::vector<transport::Bootstrap::Bytes> StoreBootstrap::get_all(
 std::vector<transport::Bootstrap::Bytes> StoreBootstrap::read(
     const std::vector<std::string>& keys) {
   std::vector<Bytes> values;
-  guarded(connection_, "get " + keys.front(), [&] {
+  call("get " + keys.front(), [&] {
     if (has_batches_ && keys.size() > 1) {
       for (const auto& value : store_->multiGet(keys)) values.push_back(as_bytes(value));
     } else {
@@ -334,8 +374,7 @@ std::optional<transport::Bootstrap::Bytes> StoreBootstrap::find(const std::strin
   if (has_batches_) {
     // c10d returns the present value of the key; for a missing key, the expected value.
     const auto none = as_c10d(to_bytes(kNoValue));
-    const auto value =
-        guarded(connection_, "get " + key, [&] { return store_->compareSet(key, none, none); });
+    const auto value = call("get " + key, [&] { return store_->compareSet(key, none, none); });
     return value == none ? std::nullopt : std::optional(as_bytes(value));
   }
   if (!exists(key)) return std::nullopt;
@@ -379,12 +418,11 @@ transport::Bootstrap::Bytes StoreBootstrap::look_for(const std::string& key, Dea
 }
 
 long StoreBootstrap::add(const std::string& key, long amount) {
-  return guarded(connection_, "add " + key,
-                 [&] { return static_cast<long>(store_->add(key, amount)); });
+  return call("add " + key, [&] { return static_cast<long>(store_->add(key, amount)); });
 }
 
 bool StoreBootstrap::exists(const std::string& key) {
-  return guarded(connection_, "check " + key, [&] { return store_->check({key}); });
+  return call("check " + key, [&] { return store_->check({key}); });
 }
 
 bool StoreBootstrap::compare_set(const std::string& key, const Bytes& expected,
@@ -394,17 +432,17 @@ bool StoreBootstrap::compare_set(const std::string& key, const Bytes& expected,
 
 transport::Bootstrap::Bytes StoreBootstrap::compared(const std::string& key, const Bytes& expected,
                                                      const Bytes& desired) {
-  return as_bytes(guarded(connection_, "compare and set " + key, [&] {
+  return as_bytes(call("compare and set " + key, [&] {
     return store_->compareSet(key, as_c10d(expected), as_c10d(desired));
   }));
 }
 
 bool StoreBootstrap::exist(const std::vector<std::string>& keys) {
-  return guarded(connection_, "check", [&] { return store_->check(keys); });
+  return call("check", [&] { return store_->check(keys); });
 }
 
 void StoreBootstrap::erase(const std::string& key) {
-  guarded(connection_, "delete " + key, [&] { return store_->deleteKey(key); });
+  call("delete " + key, [&] { return store_->deleteKey(key); });
 }
 
 c10::intrusive_ptr<c10d::Store> connection_of(const c10::intrusive_ptr<c10d::Store>& store) {

@@ -34,6 +34,32 @@ class AwaitableStore : public c10d::Store {
 
 Error not_set_in_time(const std::string& key);
 
+// How long the keeper of an AwaitableStore may take to answer, unless it is stopped or cut off.
+constexpr auto kStoreAnswers = std::chrono::seconds(5);
+
+// Bounds this thread's calls to AwaitableStores while it lives. A call that has no answer after
+// kStoreAnswers calls `interrupt`, which may be empty, now and then; an exception from it ends the
+// call. A call other than await() also ends, with Timeout, after `limit`. Calls that `interrupt`
+// makes itself have only the bounds that it sets.
+class StoreCallBounds {
+ public:
+  explicit StoreCallBounds(std::function<void()> interrupt,
+                           std::chrono::milliseconds limit = kLongestTimeout);
+  ~StoreCallBounds();
+  StoreCallBounds(const StoreCallBounds&) = delete;
+  StoreCallBounds& operator=(const StoreCallBounds&) = delete;
+
+  // For the stores. The shortest limit of this thread's bounds.
+  static std::chrono::milliseconds limit();
+  // Calls the functions of this thread's bounds.
+  static void interrupt();
+
+ private:
+  const std::function<void()> interrupt_;
+  const std::chrono::milliseconds limit_;
+  const StoreCallBounds* const outer_;
+};
+
 // If the store has a connection (TCPStore), get() polls for the key, so that others can use the
 // connection meanwhile; c10d's own wait would block it. For a store on which users may block, pass
 // connection_of() it.
@@ -42,7 +68,8 @@ class StoreBootstrap final : public transport::BatchedBootstrap {
   enum class Lives { WithGroup, WithJob };  // see ends_with_job()
 
   // With `interrupt`, get() polls every kind of store, and calls `interrupt` in between; an
-  // exception from it ends the wait. (c10d's own wait cannot be ended.)
+  // exception from it ends the wait. (c10d's own wait cannot be ended.) For an AwaitableStore it
+  // also bounds the other calls (StoreCallBounds).
   explicit StoreBootstrap(c10::intrusive_ptr<c10d::Store> store,
                           std::function<void()> interrupt = {}, Lives lives = Lives::WithGroup);
 
@@ -67,6 +94,8 @@ class StoreBootstrap final : public transport::BatchedBootstrap {
   void move_to(c10::intrusive_ptr<c10d::Store> store);
 
  private:
+  template <class F>
+  auto call(const std::string& what, F ask);
   void wait(const std::string& key, Deadline deadline);
   Bytes look_for(const std::string& key, Deadline deadline);
   // compareSet of c10d: returns the key's present value, or `expected` if the key does not exist.

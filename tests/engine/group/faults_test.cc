@@ -508,6 +508,40 @@ TEST(StoppedRank, KeepsAStoreUnderItsRankInTheGroup) {
   processes.expect_success({0, 1});
 }
 
+// Rank 0 keeps the store in which the ranks meet. Without its answer a rank still heeds the limit
+// of the barrier and an abort, and says for whom it waits.
+TEST(StoppedRank, DoesNotHoldUpOthersAsKeeperOfTheStore) {
+  Processes processes(3, [](int rank) {
+    ProcessGroupOptions options{.timeout = kForever};
+    options.wait_reports = {seconds(8)};
+    auto group = init_process_group(options);
+    auto process = torch::full({1}, static_cast<std::int64_t>(::getpid()));
+    group.broadcast(process, 0).wait();
+    if (rank == 0) wait_for_the_end();
+    if (rank == 2) group.send(process, 1).wait();
+    if (rank == 1) group.recv(process, 2).wait();
+    if (rank == 1) ::kill(static_cast<pid_t>(process.item<std::int64_t>()), SIGSTOP);
+    if (rank == 1) group.send(process, 2).wait();
+    if (rank == 2) group.recv(process, 1).wait();
+    const auto late = error_of([&] { group.monitored_barrier(milliseconds(100)); });
+    EXPECT_EQ(late.blame(), Blame::Timeout) << late.what();
+    EXPECT_EQ(late.ranks(), std::vector<int>{0}) << late.what();
+    const auto& watch = harness::LogWatch::current();
+    const std::string report =
+        "in the making of group 'default/0-2': rank 0, which keeps the group's store, did not "
+        "answer in time";
+    std::thread aborting([&] {
+      EXPECT_TRUE(harness::comes_true(
+          [&] { return watch.text().find(report) != std::string::npos; }, seconds(40)));
+      group.abort("rank 0 hangs");
+    });
+    const auto aborted = error_of([&] { group.new_group({0, 1, 2}); });
+    EXPECT_EQ(aborted.blame(), Blame::Cancelled) << aborted.what();
+    aborting.join();
+  });
+  processes.expect_success({0});
+}
+
 TEST(LateRank, BarrierTimesOutNotBeforeItsLimit) {
   Processes processes(2, [](int rank) {
     auto group = join(seconds(3));
