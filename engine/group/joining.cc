@@ -155,15 +155,28 @@ bool Joining::is_first() const { return !options_.job->connected; }
 // They know no secret.
 void Joining::meet_members() {
   constexpr auto kMoment = std::chrono::seconds(60);
+  constexpr auto kTurn = std::chrono::milliseconds(500);
   const auto& membership = options_.job->membership;
   const auto limit = options_.secret.empty()
                          ? std::min<std::chrono::milliseconds>(options_.timeout, kMoment)
                          : options_.timeout;
   announce();
-  try {
-    membership->wait_for_all(Deadline::in(limit));
-  } catch (const Error& error) {
-    if (error.blame() != Blame::Timeout) throw;
+  const Deadline deadline = Deadline::in(limit);
+  Meeting joining(options_.job->waits, options_.name, what(), options_.rank, hint(), absent());
+  const auto have_come = [&] {
+    try {
+      const Deadline turn = Deadline::sooner(deadline, Deadline::in(kTurn));
+      failure_.by_the_store([&] { membership->wait_for_all(turn); });
+    } catch (const Error& error) {
+      if (error.blame() != Blame::Timeout) throw;
+      return false;
+    }
+    return true;
+  };
+  while (!have_come()) {
+    throw_if_hopeless();
+    joining.look();
+    if (!deadline.passed()) continue;
     const std::vector<int> missing = missing_ranks();
     if (options_.timeout <= limit) throw not_come(missing);
     log::warn("joining " + options_.place() + ": " + ranks_text(missing) + " did not come within " +

@@ -119,6 +119,29 @@ TEST_F(CudaGroup, GpuOnlyGroupWaitsForAllRanks) {
   });
 }
 
+// Such ranks meet over the job's store alone.
+TEST_F(CudaGroup, GpuOnlyGroupHearsOfARankThatCannotJoin) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  ProcessGroupOptions options{.backend = "cuda:gloo", .rank = 0, .world_size = 2, .store = store};
+  options.wait_reports = {std::chrono::milliseconds(100)};
+  options.device = c10::Device(c10::kCUDA, 0);
+  const auto devices = std::make_shared<tensor::CudaDevices>(fake_->driver());
+  harness::run_threads(1, [&](int) {
+    std::thread other([&] {
+      const auto& log = harness::LogWatch::current();
+      EXPECT_TRUE(harness::comes_true([&] {
+        return log.text().find("in init_process_group of group 'default': rank 1 has not come") !=
+               std::string::npos;
+      })) << log.text();
+      static_cast<c10d::Store&>(*store).set("0//weft/failed", "1 has no descriptor");
+    });
+    const Error error = error_of([&] { group::init(options, devices); });
+    EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+    EXPECT_THAT(error.text(), testing::HasSubstr("rank 1 could not join: has no descriptor"));
+    other.join();
+  });
+}
+
 // The group exists, and its first CUDA operation connects the ranks. Unless that breaks the group,
 // the others wait for this rank, and a later rank finds this one's remains in the store.
 TEST_F(CudaGroup, TimedOutFirstOperationBreaksGroup) {
