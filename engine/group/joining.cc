@@ -187,8 +187,15 @@ void Joining::meet_members() {
 }
 
 void Joining::on_all_met(bool all_run_weft) {
-  options_.job->membership->connect([this] { throw_if_hopeless(); }, Deadline::in(options_.timeout),
-                                    all_run_weft);
+  try {
+    options_.job->membership->connect([this] { throw_if_hopeless(); },
+                                      Deadline::in(options_.timeout), all_run_weft);
+  } catch (const Error& error) {
+    // The store has ended with its host, which is named once that is known.
+    const bool is_of_store = error.blame() == Blame::PeerLost && error.ranks().empty();
+    if (is_of_store && failure_.is_broken(kLossIsTold)) failure_.throw_if_broken();
+    throw;
+  }
   options_.job->connected = true;
   options_.job->waits->rounds().on_connected();
 }
