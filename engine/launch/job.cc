@@ -18,6 +18,7 @@
 #include <weft/base/make_error.h>
 #include <weft/engine/launch/guard.h>
 #include <weft/engine/launch/job.h>
+#include <weft/engine/launch/output.h>
 #include <weft/engine/launch/process.h>
 #include <weft/engine/launch/rendezvous.h>
 #include <weft/engine/launch/signals.h>
@@ -35,8 +36,6 @@ constexpr int kBrokenPipe = 128 + SIGPIPE;
 constexpr auto kPause = milliseconds(20);
 
 bool goes_on() { return received_signal == 0; }
-
-void say(const std::string& text) { std::fprintf(stderr, "weft-run: %s\n", text.c_str()); }
 
 int exit_code_of(const Error& error) { return error.blame() == Blame::Caller ? 2 : 1; }
 

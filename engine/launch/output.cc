@@ -2,12 +2,14 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
+#include <climits>
 #include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
@@ -24,6 +26,8 @@ namespace {
 constexpr std::size_t kKept = 20;  // lines
 // Bytes of a line that are held until it ends.
 constexpr std::size_t kLongest = std::size_t{1} << 16;
+// A pipe that poll() reports as writable takes so many bytes without blocking.
+constexpr std::size_t kChunk = PIPE_BUF;
 
 // "weft 12:34:56.789 W …" (base/log.h).
 bool is_log(const std::string& line) {
@@ -35,7 +39,40 @@ bool is_log(const std::string& line) {
          });
 }
 
+// Blocks until `to` takes kChunk bytes or cannot be written. Returns false if a signal ends the job
+// meanwhile and the reader has stopped: all calls together then wait for 1 s.
+bool wait_for_room(int to) {
+  using std::chrono::milliseconds;
+  constexpr milliseconds kLook(100);
+  static milliseconds left_after_signal(1000);
+  for (;;) {
+    const bool ends = received_signal != 0;
+    const milliseconds wait = ends ? std::min(kLook, left_after_signal) : kLook;
+    pollfd place{to, POLLOUT, 0};
+    const int count = ::poll(&place, 1, static_cast<int>(wait.count()));
+    if (count > 0 || (count < 0 && errno != EINTR)) return true;
+    if (!ends || count < 0) continue;
+    left_after_signal -= wait;
+    if (left_after_signal <= milliseconds(0)) return false;
+  }
+}
+
+// Returns errno of the write that failed, or 0. Drops the text if wait_for_room() returns false.
+// The descriptor may be non-blocking because another process that shares it, such as a shell or a
+// build agent, has made it so.
+int write_text(int to, std::string_view text) {
+  while (!text.empty() && wait_for_room(to)) {
+    const auto count = ::write(to, text.data(), std::min(text.size(), kChunk));
+    if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (count <= 0) return errno;
+    text.remove_prefix(static_cast<std::size_t>(count));
+  }
+  return 0;
+}
+
 }  // namespace
+
+void say(const std::string& text) { write_text(STDERR_FILENO, "weft-run: " + text + "\n"); }
 
 Output::Output(int rank, Descriptor from, int to, bool prefix, Log log)
     : rank_(rank), from_(std::move(from)), to_(to), prefix_(prefix), log_(std::move(log)) {
@@ -101,9 +138,8 @@ void Output::keep(std::string_view bytes) {
     const auto count = ::write(kept_.get(), bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
-      std::fprintf(stderr,
-                   "weft-run: cannot write to %s: %s; the rest of the output is missing there\n",
-                   log_.path.c_str(), std::strerror(errno));
+      say("cannot write to " + log_.path + ": " + std::strerror(errno) +
+          "; the rest of the output is missing there");
       kept_ = {};
       return;
     }
@@ -113,23 +149,8 @@ void Output::keep(std::string_view bytes) {
 
 void Output::write_all(std::string_view text) {
   if (log_.is_instead) return;
-  while (!text.empty()) {
-    auto count = ::write(to_, text.data(), text.size());
-    // The descriptor may be non-blocking because another process that shares it, such as a shell or
-    // a build agent, has made it so.
-    if (count < 0 && errno == EAGAIN) {
-      pollfd place{to_, POLLOUT, 0};
-      count = ::poll(&place, 1, -1);
-      if (count > 0) continue;
-    }
-    if (count < 0 && errno == EINTR) {
-      if (received_signal != 0) return;  // the job is ending, and the reader may have stopped
-      continue;
-    }
-    if (count < 0 && failure_ == 0) failure_ = errno;
-    if (count <= 0) return;
-    text.remove_prefix(static_cast<std::size_t>(count));
-  }
+  const int number = write_text(to_, text);
+  if (failure_ == 0) failure_ = number;
 }
 
 bool Output::tells_of_a_lost_rank() const {

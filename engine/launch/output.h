@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forwards what one rank writes to stdout or stderr to weft-run's own stdout or stderr and to a
-// file. Used by weft-run's one thread; blocks while the reader is slow.
+// file. Used by weft-run's one thread; blocks while the reader is slow. Once a signal ends the job,
+// drops the text that the reader does not take within 1 s.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,9 @@
 #include <weft/base/descriptor.h>
 
 namespace weft::launch {
+
+// Writes "weft-run: TEXT" and a newline to stderr.
+void say(const std::string& text);
 
 // With a prefix, writes whole lines, so that the ranks' lines do not mix; only lines of more than
 // 64 KiB are split. A carriage return ends a line as well, as under torchrun: each state of a

@@ -68,7 +68,7 @@ void WorkerGroup::end() {
 }
 
 void WorkerGroup::show(const std::string& status) {
-  if (!status.empty()) std::fprintf(stderr, "weft-run: %s\n", status.c_str());
+  if (!status.empty()) say(status);
 }
 
 void WorkerGroup::set_environment(int local) const {
@@ -183,10 +183,9 @@ void WorkerGroup::forward_output(milliseconds patience) {
 void WorkerGroup::note_failure(const Output& output) {
   if (output.failure() == 0 || write_failure_ != 0) return;
   write_failure_ = output.failure();
-  std::fprintf(stderr, "weft-run: cannot write to %s: %s; %s\n", output.where(),
-               std::strerror(write_failure_),
-               write_failure_ == EPIPE ? "nobody reads it any more, so weft-run ends the job"
-                                       : "the job continues, but its ranks' output is lost");
+  say("cannot write to " + std::string(output.where()) + ": " + std::strerror(write_failure_) +
+      (write_failure_ == EPIPE ? "; nobody reads it any more, so weft-run ends the job"
+                               : "; the job continues, but its ranks' output is lost"));
 }
 
 Children::Ended WorkerGroup::wait_for_end() {
@@ -194,9 +193,8 @@ Children::Ended WorkerGroup::wait_for_end() {
   if (asked_for_dumps != 0) {
     asked_for_dumps = 0;
     if (children_.signal_who_catch(SIGUSR1) == 0) {
-      std::fprintf(stderr,
-                   "weft-run: SIGUSR1 asks for dumps, but no rank writes one: none has joined a "
-                   "group or made an agent yet\n");
+      say("SIGUSR1 asks for dumps, but no rank writes one: none has joined a group or made an "
+          "agent yet");
     }
   }
   return children_.wait(milliseconds(0));
@@ -275,14 +273,13 @@ void WorkerGroup::end_children(milliseconds patience) {
 }
 
 void WorkerGroup::end_on_signal(int number) {
-  std::fprintf(stderr, "weft-run: ended by signal %d (%s); it ends its ranks\n", number,
-               strsignal(number));
+  say("ended by signal " + std::to_string(number) + " (" + strsignal(number) +
+      "); it ends its ranks");
   ask_for_dumps();
   if (signal_of_terminal == 0) children_.signal_all(number);
   const Deadline deadline = Deadline::in(grace());
   while (!children_.have_ended() && !deadline.passed() && is_hurried == 0) wait_for_end();
-  if (is_hurried != 0 && !children_.have_ended())
-    std::fprintf(stderr, "weft-run: Ctrl-C again; it kills its ranks\n");
+  if (is_hurried != 0 && !children_.have_ended()) say("Ctrl-C again; it kills its ranks");
   end_children(milliseconds(500));
   forward_output(milliseconds(0));
 }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <weft/engine/launch/output.h>
+#include <weft/engine/launch/signals.h>
 
 namespace weft::launch {
 namespace {
@@ -173,6 +174,23 @@ TEST(Output, LosesNothingToAHarmlessSignal) {
   };
   EXPECT_EQ(through_a_full_pipe(text, interrupt), text);
   ::sigaction(SIGUSR1, &former, nullptr);
+}
+
+// Nobody reads the pipe, and no other signal interrupts a write that blocks.
+TEST(Output, StoppedReaderDoesNotHoldUpASignalledEnd) {
+  const Pipe in, out;
+  ::fcntl(out.write, F_SETPIPE_SZ, kSmallPipe);
+  const std::string text(50'000, 'x');
+  EXPECT_EQ(::write(in.write, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  ::close(in.write);
+  Output output(3, Descriptor(in.read), out.write, /*prefix=*/true);
+  received_signal = SIGTERM;
+  while (output.forward()) {  // ctest's timeout limits it
+  }
+  received_signal = 0;
+  EXPECT_EQ(output.failure(), 0);
+  ::close(out.write);
+  ::close(out.read);
 }
 
 }  // namespace
