@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <weft/base/config.h>
@@ -222,6 +223,14 @@ class Job {
   std::optional<Rendezvous> rendezvous_;
 };
 
+// Opens /dev/null for each of stdin, stdout and stderr that is closed. The next file or socket to
+// be opened would otherwise get its number, and with it what weft-run and the ranks write.
+void open_missing_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(stream, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) < 0) return;
+  }
+}
+
 // Merges the timeline's parts if the last rank, which normally does, was killed. Leaves the job's
 // exit code as it is.
 void merge_timeline() {
@@ -245,6 +254,7 @@ void merge_timeline() {
 }  // namespace
 
 int run_command(int argc, char** argv, const std::string& version, const OpenStore& open_store) {
+  open_missing_streams();
   listen_for_signals();
   try {
     static_cast<void>(weft::config());  // reports a wrong variable once, before every rank would

@@ -270,6 +270,17 @@ TEST(WeftRun, UnwritableOutputIsAnError) {
   EXPECT_THAT(full.err, HasSubstr("cannot write to stdout: No space left on device"));
 }
 
+// Otherwise the ranks' output would go to whichever file gets the number of the closed stream.
+TEST(WeftRun, RunsWithClosedStreams) {
+  for (const std::string closed : {"<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"}) {
+    const auto outcome =
+        run(path_of("weft-run") + " --nproc-per-node 2 sh -c 'echo out; echo err >&2' " + closed);
+    EXPECT_EQ(outcome.code, 0) << closed << ": " << outcome.err;
+    const bool has_stdout = closed.find(" >") == std::string::npos && closed[0] != '>';
+    EXPECT_EQ(outcome.lines().size(), has_stdout ? 2u : 0u) << closed;
+  }
+}
+
 TEST(WeftRun, BrokenOutputPipeEndsTheJob) {
   const auto outcome =
       run("{ " + path_of("weft-run") +
