@@ -91,8 +91,12 @@ class Job {
     try {
       code = run_rounds();
     } catch (const Error& error) {  // from the rendezvous or a start; no rank runs any more
-      say(error.what());
-      code = exit_code_of(error);
+      if (!goes_on()) {
+        code = end_on_signal();
+      } else {
+        say(error.what());
+        code = exit_code_of(error);
+      }
     }
     rendezvous_->leave(goes_on);
     return code;
@@ -147,6 +151,10 @@ class Job {
     try {
       return supervise(workers, place);
     } catch (const Error& error) {
+      if (received_signal != 0) {
+        workers.end_on_signal(received_signal);
+        return 128 + received_signal;
+      }
       workers.end();
       say("the ranks are ended: " + std::string(error.what()));
       return 1;

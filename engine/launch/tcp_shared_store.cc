@@ -1,7 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
 #include <cerrno>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <future>
+#include <memory>
 #include <random>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -11,6 +19,9 @@
 
 #include <weft/base/error.h>
 #include <weft/base/log.h>
+#include <weft/base/make_error.h>
+#include <weft/base/mutex.h>
+#include <weft/engine/launch/signals.h>
 #include <weft/engine/launch/tcp_shared_store.h>
 #include <weft/engine/store/address.h>
 #include <weft/engine/store/tcp_store.h>
@@ -32,6 +43,86 @@ std::string describe_endpoint(const Options& options) {
          std::to_string(options.endpoint_port);
 }
 
+// Runs the calls of a store, one after another, on a thread of its own: c10d waits for an answer
+// without a limit, also for that of a machine that has stopped or is cut off. After a call without
+// an answer the store is lost, and the thread is abandoned.
+class StoreThread {
+ public:
+  StoreThread() {
+    try {
+      thread_ = std::thread([queue = queue_] { run_calls(*queue); });
+    } catch (const std::system_error& error) {
+      throw system_error(Blame::Busy,
+                         "starting the thread that asks the rendezvous; allow this user, or the "
+                         "container, more threads (ulimit -u, pids.max)",
+                         error.code().value());
+    }
+  }
+  ~StoreThread() {
+    {
+      MutexLock lock(queue_->mutex);
+      queue_->ends = true;
+    }
+    queue_->wakes.notify_all();
+    queue_->is_lost ? thread_.detach() : thread_.join();
+  }
+  StoreThread(const StoreThread&) = delete;
+  StoreThread& operator=(const StoreThread&) = delete;
+
+  // Returns or throws what `call` does. Waits for kLongestCall, but only for kLongestAtEnd once a
+  // signal ends the job. `call` must own what it uses.
+  template <class Call>
+  std::invoke_result_t<Call> run(Call call) {
+    auto task = std::make_shared<std::packaged_task<std::invoke_result_t<Call>()>>(std::move(call));
+    auto result = task->get_future();
+    {
+      MutexLock lock(queue_->mutex);
+      queue_->calls.emplace_back([task] { (*task)(); });
+    }
+    queue_->wakes.notify_all();
+    Deadline deadline = Deadline::in(kLongestCall);
+    for (bool is_at_end = false; result.wait_for(kBetweenLooks) != std::future_status::ready;) {
+      if (!is_at_end && received_signal != 0) {
+        is_at_end = true;
+        deadline = Deadline::sooner(deadline, Deadline::in(kLongestAtEnd));
+      }
+      if (deadline.passed()) queue_->is_lost = true;
+      if (queue_->is_lost) throw std::runtime_error("it does not answer");
+    }
+    return result.get();
+  }
+
+ private:
+  static constexpr auto kLongestAtEnd = std::chrono::seconds(1);
+  static constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
+
+  struct Queue {
+    Mutex mutex;
+    std::condition_variable wakes;
+    std::deque<std::function<void()>> calls WEFT_GUARDED_BY(mutex);
+    bool ends WEFT_GUARDED_BY(mutex) = false;
+    std::atomic<bool> is_lost{false};
+  };
+
+  static void run_calls(Queue& queue) {
+    UniqueLock lock(queue.mutex);
+    for (;;) {
+      queue.wakes.wait(
+          lock, [&]() WEFT_REQUIRES(queue.mutex) { return queue.ends || !queue.calls.empty(); });
+      if (queue.ends) return;
+      const std::function<void()> call = std::move(queue.calls.front());
+      queue.calls.pop_front();
+      lock.unlock();
+      call();
+      lock.lock();
+    }
+  }
+
+  // The abandoned thread uses it too.
+  const std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
+  std::thread thread_;
+};
+
 class TcpSharedStore final : public SharedStore {
  public:
   TcpSharedStore(const c10::intrusive_ptr<c10d::Store>& store, const std::string& run_id,
@@ -41,24 +132,25 @@ class TcpSharedStore final : public SharedStore {
         is_host_(is_host) {}
 
   std::string get() override {
-    return call([this] {
+    return call([store = store_, is_there = is_there_] {
       // get() would block until the value exists.
-      if (!is_there_ && !store_->check({kState})) return std::string();
-      is_there_ = true;
-      return text_of(store_->get(kState));
+      if (!*is_there && !store->check({kState})) return std::string();
+      *is_there = true;
+      return text_of(store->get(kState));
     });
   }
   std::string compare_set(const std::string& expected, const std::string& desired) override {
-    return call(
-        [&] { return text_of(store_->compareSet(kState, bytes_of(expected), bytes_of(desired))); });
+    return call([store = store_, expected, desired] {
+      return text_of(store->compareSet(kState, bytes_of(expected), bytes_of(desired)));
+    });
   }
   void beat(const std::string& id) override {
-    call([&] { return store_->add(key_of(id), 1); });
+    call([store = store_, key = key_of(id)] { return store->add(key, 1); });
   }
   std::vector<std::int64_t> beats(const std::vector<std::string>& ids) override {
-    return call([&] {
+    return call([store = store_, ids] {
       std::vector<std::int64_t> counts;
-      for (const std::string& id : ids) counts.push_back(store_->add(key_of(id), 0));
+      for (const std::string& id : ids) counts.push_back(store->add(key_of(id), 0));
       return counts;
     });
   }
@@ -68,9 +160,9 @@ class TcpSharedStore final : public SharedStore {
   static std::string key_of(const std::string& id) { return "beats/" + id; }
 
   template <class Call>
-  std::invoke_result_t<Call> call(const Call& call) const {
+  std::invoke_result_t<Call> call(Call call) {
     try {
-      return call();
+      return thread_.run(std::move(call));
     } catch (const std::exception& error) {
       throw Error(Blame::PeerLost,
                   "the rendezvous at " + where_ +
@@ -82,7 +174,8 @@ class TcpSharedStore final : public SharedStore {
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string where_;
   const bool is_host_;
-  std::atomic<bool> is_there_{false};
+  const std::shared_ptr<std::atomic<bool>> is_there_ = std::make_shared<std::atomic<bool>>(false);
+  StoreThread thread_;
 };
 
 // Listens only on IPv4 if the host has only IPv4 addresses: c10d looks up a name for each address

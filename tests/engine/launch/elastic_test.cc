@@ -302,6 +302,20 @@ TEST(Elastic, LostRendezvousHostEndsTheOthers) {
   EXPECT_THAT(outcome.err, HasSubstr("the weft-run there must live as long as the job"));
 }
 
+// The host's connection stays open, and nothing answers: as after a machine's loss.
+TEST(Elastic, SignalEndsANodeWhoseRendezvousHostIsStopped) {
+  const std::string options = meeting("2");
+  const auto outcome =
+      run("d=$(mktemp -d); export d; mkfifo $d/ready; " + path_of("weft-agent") + " " + options +
+          " sleep 1000 2> $d/log & host=$!; until grep -q \"have come\" $d/log; do sleep 0.05; "
+          "done; " +
+          node(options, "echo > $d/ready; exec sleep 1000") +
+          " & node=$!; read line < $d/ready; kill -STOP $host; sleep 1; kill -TERM $node; wait "
+          "$node; echo code $?; kill -KILL $host; rm -r $d");
+  EXPECT_THAT(outcome.lines(), ElementsAre("code 143")) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: ended by signal 15 (Terminated)"));
+}
+
 // The command line is right and may be started again unchanged, so the exit code is 1 and not 2.
 TEST(Elastic, MissingHostIsNoUsageError) {
   const auto outcome = run(path_of("weft-run") +
