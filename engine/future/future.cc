@@ -364,7 +364,7 @@ Future<void> when_all_done(std::vector<Future<void>> futures) {
   struct Gathered {
     explicit Gathered(std::size_t count) : missing(count) {}
     Mutex mutex;
-    DeviceWorkRef work WEFT_GUARDED_BY(mutex);
+    std::vector<DeviceWorkRef> works WEFT_GUARDED_BY(mutex);
     std::size_t missing WEFT_GUARDED_BY(mutex);
     bool ended WEFT_GUARDED_BY(mutex) = false;
   };
@@ -375,19 +375,19 @@ Future<void> when_all_done(std::vector<Future<void>> futures) {
   for (const Future<void>& future : futures) {
     future.on_done_light([gathered, promise](const Future<void>& one) {
       const auto error = one.error();
-      DeviceWorkRef work;
+      std::vector<DeviceWorkRef> works;
       {
         MutexLock lock(gathered->mutex);
         if (gathered->ended) return;
-        if (!error) gathered->work = join(gathered->work, one.device_work());
+        if (!error) gathered->works.push_back(one.device_work());
         if (!error && --gathered->missing > 0) return;
         gathered->ended = true;
-        work = gathered->work;
+        works = std::move(gathered->works);
       }
       if (error) {
         promise.set_error(error);
       } else {
-        promise.set_with(work, {});
+        promise.set_with(join(std::move(works)), {});
       }
     });
   }

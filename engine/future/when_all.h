@@ -38,7 +38,7 @@ Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::i
     explicit Gathered(std::size_t count) : values(count), missing(count) {}
     Mutex mutex;
     std::vector<std::optional<T>> values WEFT_GUARDED_BY(mutex);
-    detail::DeviceWorkRef work WEFT_GUARDED_BY(mutex);
+    std::vector<detail::DeviceWorkRef> works WEFT_GUARDED_BY(mutex);
     std::size_t missing WEFT_GUARDED_BY(mutex);
     bool ended WEFT_GUARDED_BY(mutex) = false;
   };
@@ -59,19 +59,19 @@ Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::i
         }
       }
       if (!error) {
-        gathered->work = detail::join(gathered->work, future.device_work());
+        gathered->works.push_back(future.device_work());
         if (--gathered->missing > 0) return;
       }
       gathered->ended = true;
       std::vector<std::optional<T>> all;
       if (!error) all.swap(gathered->values);
-      const auto work = gathered->work;
+      auto works = std::move(gathered->works);
       lock.unlock();
       if (error) return promise.set_error(error);
       std::vector<T> values;
       values.reserve(all.size());
       for (auto& value : all) values.push_back(std::move(*value));
-      promise.set_with(work, std::move(values));
+      promise.set_with(detail::join(std::move(works)), std::move(values));
     });
   }
   return result;

@@ -166,7 +166,7 @@ Future<void> all_of(const std::vector<Owner>& owners, std::string what,
     Gathered(std::string what, std::size_t count) : failures(std::move(what)), missing(count) {}
     Mutex mutex;
     Failures failures WEFT_GUARDED_BY(mutex);
-    weft::detail::DeviceWorkRef work WEFT_GUARDED_BY(mutex);  // this worker's own
+    std::vector<weft::detail::DeviceWorkRef> works WEFT_GUARDED_BY(mutex);  // this worker's own
     std::size_t missing WEFT_GUARDED_BY(mutex);
   };
   auto gathered = std::make_shared<Gathered>(std::move(what), asked.size());
@@ -175,14 +175,14 @@ Future<void> all_of(const std::vector<Owner>& owners, std::string what,
     asked[i].on_done_light([gathered, promise, worker = owners[i].worker](const Future<T>& one) {
       UniqueLock lock(gathered->mutex);
       if (const auto error = one.error()) gathered->failures.add(worker, error);
-      gathered->work = weft::detail::join(gathered->work, one.device_work());
+      gathered->works.push_back(one.device_work());
       if (--gathered->missing > 0) return;
       const Failures failures = std::move(gathered->failures);
-      const auto work = std::move(gathered->work);
+      auto works = std::move(gathered->works);
       lock.unlock();
       try {
         failures.require_none();
-        promise.set_with(work, {});
+        promise.set_with(weft::detail::join(std::move(works)), {});
       } catch (const Error&) {
         promise.set_error(std::current_exception());
       }

@@ -27,6 +27,8 @@ class StreamWork : public detail::DeviceWork {
   StreamWork(std::shared_ptr<CudaDevices> devices, c10::Device device, std::vector<Fence> fences)
       : devices_(std::move(devices)), device_(device), fences_(std::move(fences)) {}
 
+  std::vector<c10::Device> devices() const override { return {device_}; }
+
   void wait() const override { wait_on(CudaDevices::current_stream(device_)); }
 
   detail::DeviceWorkRef run(const std::function<void()>& function) const override {
@@ -60,6 +62,12 @@ class EnqueuedWork : public detail::DeviceWork {
         streams_(std::move(streams)),
         storages_(std::move(storages)),
         done_(devices_->recorded(streams_)) {}
+
+  std::vector<c10::Device> devices() const override {
+    std::vector<c10::Device> devices;
+    for (const c10::Stream& stream : streams_) devices.push_back(stream.device());
+    return devices;
+  }
 
   void wait() const override {
     for (const c10::Stream& stream : streams_)

@@ -12,53 +12,65 @@ namespace weft::detail {
 
 namespace {
 
-// Two works, each of which may be joined itself: for many futures, a tree.
+void add_devices(const std::vector<c10::Device>& more, std::vector<c10::Device>& devices) {
+  for (const c10::Device device : more) {
+    if (std::find(devices.begin(), devices.end(), device) == devices.end())
+      devices.push_back(device);
+  }
+}
+
+// Several works, none of which is joined itself: to destroy them takes no more stack than to
+// destroy one.
 class JoinedWork : public DeviceWork {
  public:
-  JoinedWork(DeviceWorkRef one, DeviceWorkRef other)
-      : one_(std::move(one)), other_(std::move(other)) {}
-
-  void wait() const override {
-    for (const DeviceWork* work : parts()) work->wait();
+  explicit JoinedWork(std::vector<DeviceWorkRef> works) {
+    for (DeviceWorkRef& work : works) {
+      if (const auto* const joined = dynamic_cast<const JoinedWork*>(work.get())) {
+        parts_.insert(parts_.end(), joined->parts_.begin(), joined->parts_.end());
+      } else {
+        parts_.push_back(std::move(work));
+      }
+    }
   }
 
-  // If several parts are on one device, the stream of the innermost is current, so all parts wait
-  // again inside.
+  std::vector<c10::Device> devices() const override {
+    std::vector<c10::Device> devices;
+    for (const DeviceWorkRef& part : parts_) add_devices(part->devices(), devices);
+    return devices;
+  }
+
+  void wait() const override {
+    for (const DeviceWorkRef& part : parts_) part->wait();
+  }
+
+  // The streams of a few parts become current, and wait for all parts. So the result has no more
+  // parts than there are devices, however long a chain of continuations is.
   DeviceWorkRef run(const std::function<void()>& function) const override {
-    return run_in(parts(), 0, function);
+    std::vector<const DeviceWork*> running;
+    std::vector<c10::Device> devices;
+    for (const DeviceWorkRef& part : parts_) {
+      const std::size_t before = devices.size();
+      add_devices(part->devices(), devices);
+      if (devices.size() > before) running.push_back(part.get());
+    }
+    return run_in(running, 0, function);
   }
 
  private:
-  std::vector<const DeviceWork*> parts() const {
-    std::vector<const DeviceWork*> parts;
-    std::vector<const DeviceWork*> open{this};
-    while (!open.empty()) {
-      const DeviceWork* const next = open.back();
-      open.pop_back();
-      if (const auto* joined = dynamic_cast<const JoinedWork*>(next)) {
-        open.push_back(joined->other_.get());
-        open.push_back(joined->one_.get());
-      } else {
-        parts.push_back(next);
-      }
-    }
-    return parts;
-  }
-  static DeviceWorkRef run_in(const std::vector<const DeviceWork*>& parts, std::size_t first,
-                              const std::function<void()>& function) {
-    if (first == parts.size()) {
-      for (const DeviceWork* part : parts) part->wait();
+  DeviceWorkRef run_in(const std::vector<const DeviceWork*>& running, std::size_t first,
+                       const std::function<void()>& function) const {
+    if (first == running.size()) {
+      wait();
       function();
       return nullptr;
     }
     DeviceWorkRef inner;
-    const DeviceWorkRef outer =
-        parts[first]->run([&] { inner = run_in(parts, first + 1, function); });
-    return join(outer, inner);
+    DeviceWorkRef outer =
+        running[first]->run([&] { inner = run_in(running, first + 1, function); });
+    return join(std::move(outer), std::move(inner));
   }
 
-  DeviceWorkRef one_;
-  DeviceWorkRef other_;
+  std::vector<DeviceWorkRef> parts_;
 };
 
 // Work that streams, one of each device, have enqueued until now.
@@ -69,6 +81,12 @@ class RecordedWork : public DeviceWork {
       events_.emplace_back(stream.device(), c10::Event(stream.device_type()));
       events_.back().second.record(stream);
     }
+  }
+
+  std::vector<c10::Device> devices() const override {
+    std::vector<c10::Device> devices;
+    for (const auto& [device, event] : events_) devices.push_back(device);
+    return devices;
   }
 
   void wait() const override {
@@ -106,10 +124,18 @@ void hand_over_one(const at::Tensor& tensor) {
 
 }  // namespace
 
+DeviceWorkRef join(std::vector<DeviceWorkRef> works) {
+  std::erase(works, nullptr);
+  if (works.empty()) return nullptr;
+  if (works.size() == 1) return std::move(works.front());
+  return std::make_shared<JoinedWork>(std::move(works));
+}
+
 DeviceWorkRef join(DeviceWorkRef one, DeviceWorkRef other) {
-  if (!one) return other;
-  if (!other) return one;
-  return std::make_shared<JoinedWork>(std::move(one), std::move(other));
+  std::vector<DeviceWorkRef> works;
+  works.push_back(std::move(one));
+  works.push_back(std::move(other));
+  return join(std::move(works));
 }
 
 DeviceWorkRef run_after(const DeviceWorkRef& work, const std::function<void()>& function) {

@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include <c10/core/Device.h>
+
 #include <weft/base/export.h>
 #include <weft/engine/tensor/each_tensor.h>
 
@@ -27,8 +29,12 @@ class DeviceWork {
   // Runs the function with streams of libtorch's pool current, which wait for this work first.
   // Returns the work that the function enqueued on them. Exceptions of the function pass through.
   virtual DeviceWorkRef run(const std::function<void()>& function) const = 0;
+  // The devices that the work is on, each once.
+  virtual std::vector<c10::Device> devices() const = 0;
 };
 
+// All of the works as one; null if all are null.
+WEFT_API DeviceWorkRef join(std::vector<DeviceWorkRef> works);
 // Both works as one; either may be null.
 WEFT_API DeviceWorkRef join(DeviceWorkRef one, DeviceWorkRef other);
 

@@ -187,6 +187,20 @@ TEST_F(CudaFuture, ContinuationMayUseAnotherGpu) {
   EXPECT_EQ(first_byte(seen), 9);
 }
 
+TEST_F(CudaFuture, LongChainTakesOneStreamForEachStep) {
+  Future<at::Tensor> chain = Future<at::Tensor>::ready(zeros());
+  for (int step = 0; step < 20; ++step) {
+    const Future<at::Tensor> before = chain;
+    const c10::StreamId first = cuda_->new_stream().id();
+    chain = before.then([](at::Tensor value) { return value; });
+    chain = when_all({before, chain}).then([](std::vector<at::Tensor> values) {
+      return values.back();
+    });
+    EXPECT_EQ(cuda_->new_stream().id() - first - 1, 2) << "in step " << step;
+  }
+  chain.get();
+}
+
 TEST_F(CudaFuture, ContinuationMayMakeAGpuValue) {
   const at::Tensor made = zeros(1);
   const c10::Stream writing = cuda_->new_stream(1);

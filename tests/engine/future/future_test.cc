@@ -293,6 +293,7 @@ TEST(WhenAll, GivesAllValuesInOrder) {
 class SomeWork final : public detail::DeviceWork {
  public:
   explicit SomeWork(std::atomic<int>& waits) : waits_(waits) {}
+  std::vector<c10::Device> devices() const override { return {}; }
   void wait() const override { ++waits_; }
   detail::DeviceWorkRef run(const std::function<void()>& function) const override {
     function();
@@ -315,6 +316,19 @@ TEST(WhenAll, WaitsOnceForEachValuesWork) {
   EXPECT_EQ(waits.exchange(0), kValues);
   EXPECT_EQ(all.then([] { return 7; }).get(), 7);
   EXPECT_EQ(waits, kValues);
+}
+
+TEST(WhenAll, WorkOfManyValuesNeedsNoDeepStack) {
+  constexpr int kValues = 100'000;
+  std::atomic<int> waits{0};
+  const std::vector<Promise<void>> promises(kValues);
+  std::vector<Future<void>> futures;
+  for (const auto& promise : promises) futures.push_back(promise.future());
+  auto all = when_all(futures);
+  for (const auto& promise : promises) promise.set_with(std::make_shared<SomeWork>(waits), {});
+  EXPECT_EQ(all.then([] { return 7; }).get(), 7);
+  EXPECT_EQ(waits, kValues);
+  all = Future<void>();
 }
 
 TEST(WhenAll, FirstErrorWinsAtOnce) {
