@@ -108,6 +108,9 @@ class Connection {
   // Ends the connection: pending operations on this side fail with `why`; the peer learns of it
   // after everything that was sent. Idempotent.
   virtual void close(const Error& why) noexcept = 0;
+  // As close(), for a peer that has not proved who it is: does not wait until the peer has ended
+  // its side. So strangers that stay cannot use up this process's descriptors.
+  virtual void turn_away(const Error& why) noexcept { close(why); }
 };
 
 }  // namespace weft::transport

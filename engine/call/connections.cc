@@ -71,7 +71,7 @@ void Connections::accept(std::shared_ptr<transport::Connection> connection, bool
 
 void Connections::turn_away(transport::Connection& connection, const char* why) {
   log::warn(describe(core_.self()) + " turned away " + connection.peer() + ": " + why);
-  connection.close(Error(Blame::PeerLost, why));
+  connection.turn_away(Error(Blame::PeerLost, why));
 }
 
 void Connections::make_room() {

@@ -115,7 +115,10 @@ void Inbound::start() {
 
 void Inbound::turn_away(const std::string& why) {
   const auto core = core_.lock();
-  if (core && worker().rank < 0) refuse(*core, why);
+  if (!core || worker().rank >= 0) return;
+  const Error refusal = refused(*core, why);
+  connection_->turn_away(refusal);
+  ended(refusal);
 }
 
 WorkerInfo Inbound::worker() const {
@@ -161,10 +164,15 @@ void Inbound::challenged(const AgentCore& core, const transport::Arrival& arriva
   if (!answer.value().empty()) send_challenge(*connection_, answer.value());
 }
 
-void Inbound::refuse(const AgentCore& core, const std::string& wrong) {
-  const Error why(Blame::Protocol,
-                  "a connection from " + connection_->peer() + " was refused: " + wrong);
+// Logs and returns why the connection ends.
+Error Inbound::refused(const AgentCore& core, const std::string& wrong) const {
+  Error why(Blame::Protocol, "a connection from " + connection_->peer() + " was refused: " + wrong);
   log::warn(describe(core.self()) + ": " + why.text());
+  return why;
+}
+
+void Inbound::refuse(const AgentCore& core, const std::string& wrong) {
+  const Error why = refused(core, wrong);
   connection_->close(why);
   ended(why);
 }

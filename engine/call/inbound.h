@@ -60,6 +60,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
  private:
   void arrived(const transport::Arrival& arrival);
   void challenged(const AgentCore& core, const transport::Arrival& arrival);
+  Error refused(const AgentCore& core, const std::string& wrong) const;
   void refuse(const AgentCore& core, const std::string& wrong);
   void deliver(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
   void greeted(const std::shared_ptr<AgentCore>& core, const Message& message);

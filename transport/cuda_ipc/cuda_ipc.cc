@@ -44,7 +44,8 @@ class CudaIpcConnection final : public Connection,
   Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept override {
     return receiver_->accept(destinations, std::move(pin), std::move(ready));
   }
-  void close(const Error& why) noexcept override;
+  void close(const Error& why) noexcept override { close(why, &Connection::close); }
+  void turn_away(const Error& why) noexcept override { close(why, &Connection::turn_away); }
 
  private:
   enum class Phase { Hello, Reach, Messages };
@@ -54,6 +55,9 @@ class CudaIpcConnection final : public Connection,
     std::vector<std::uint64_t> sizes;
     Bytes in_place;  // stays until it is accepted
   };
+
+  using Closing = void (Connection::*)(const Error&) noexcept;
+  void close(const Error& why, Closing closing) noexcept;
 
   // The functions below run on the event loop.
   void arrived(const Arrival& below);
@@ -114,11 +118,11 @@ void CudaIpcConnection::receive(Handlers handlers) {
   });
 }
 
-void CudaIpcConnection::close(const Error& why) noexcept {
+void CudaIpcConnection::close(const Error& why, Closing closing) noexcept {
   const Error reason = why.within("the connection to " + peer() + " was closed here");
   if (!sender_->refuse(reason)) return;
   receiver_->refuse(reason);
-  below_->close(why);
+  ((*below_).*closing)(why);
   // Posted, so that it runs after the connection below has ended its pending operations.
   if (!loop_.expired()) loop_address_->post([self = shared_from_this()] { self->end(); });
 }

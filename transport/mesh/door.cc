@@ -238,7 +238,7 @@ void Door::turn_away(const GuestPointer& guest, const std::string& why) noexcept
 
 void Door::turn_away(Connection& connection, const std::string& why) const noexcept {
   log::warn(place_ + ": turned away " + connection.peer() + ": " + why);
-  connection.close(Error(Blame::PeerLost, why));
+  connection.turn_away(Error(Blame::PeerLost, why));
 }
 
 std::shared_ptr<Connection> Door::forget(const GuestPointer& guest) noexcept {

@@ -37,11 +37,15 @@ class StagedConnection final : public Connection,
   Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept override {
     return inbox_->accept(destinations, std::move(pin), std::move(ready));
   }
-  void close(const Error& why) noexcept override;
+  void close(const Error& why) noexcept override { close(why, &Connection::close); }
+  void turn_away(const Error& why) noexcept override { close(why, &Connection::turn_away); }
   // Called when the last outside reference is dropped.
   void drop() noexcept;
 
  private:
+  using Closing = void (Connection::*)(const Error&) noexcept;
+  void close(const Error& why, Closing closing) noexcept;
+
   // These run on the loop.
   void arrived(const Handlers& handlers, const Arrival& below);
   void closed(const Handlers& handlers, const Error& why);
@@ -73,11 +77,11 @@ void StagedConnection::receive(Handlers handlers) {
                    kept->in_place});
 }
 
-void StagedConnection::close(const Error& why) noexcept {
+void StagedConnection::close(const Error& why, Closing closing) noexcept {
   const Error reason = why.within("the connection to " + peer() + " was closed here");
   if (!outbox_->refuse(reason)) return;
   inbox_->refuse(reason);
-  below_->close(why);
+  ((*below_).*closing)(why);
   // After the operations that the connection below ends, which were sent earlier.
   if (!loop_.expired()) loop_address_->post([self = shared_from_this()] { self->end(); });
 }

@@ -54,7 +54,8 @@ class StreamConnection final : public Connection,
   Result<Pin> reach(const Slice& memory, cuda::Device& gpu) noexcept override {
     return outbox_.reach(memory, gpu);
   }
-  void close(const Error& why) noexcept override;
+  void close(const Error& why) noexcept override { close(why, linger_for_); }
+  void turn_away(const Error& why) noexcept override { close(why, std::chrono::milliseconds(0)); }
 
  private:
   Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) noexcept override {
@@ -76,11 +77,14 @@ class StreamConnection final : public Connection,
   static std::function<void()> calling(std::weak_ptr<StreamConnection> weak, Turn turn);
   void again(const Fence& fence, Turn turn);
   void soon();
+  void close(const Error& why, std::chrono::milliseconds linger) noexcept;
   // Everything below runs on the loop.
   void read();
   void write();
-  // Sends `reason` to the peer; empty if this side does not close.
-  void end(const Error& why, const std::optional<std::string>& reason);
+  // Sends `reason` to the peer; empty if this side does not close. Then waits at most for `linger`
+  // until the peer has ended its side.
+  void end(const Error& why, const std::optional<std::string>& reason,
+           std::chrono::milliseconds linger);
   void tell_closed();
   void let_go();
 
@@ -149,12 +153,15 @@ void StreamConnection::receive(Handlers handlers) {
   });
 }
 
-void StreamConnection::close(const Error& why) noexcept {
+void StreamConnection::close(const Error& why, std::chrono::milliseconds linger) noexcept {
   const Error reason = why.within("the connection to " + who() + " was closed here");
   if (!outbox_.refuse(reason)) return;
   inbox_.refuse(reason);
-  if (auto* const here = loop())
-    here->post([self = shared_from_this(), reason, why] { self->end(reason, why.text()); });
+  if (auto* const here = loop()) {
+    here->post([self = shared_from_this(), reason, why, linger] {
+      self->end(reason, why.text(), linger);
+    });
+  }
 }
 
 void StreamConnection::drop() noexcept {
@@ -171,14 +178,15 @@ void StreamConnection::read() {
   const auto why = inbox_.pump(handlers_ ? &handlers_->arrived : nullptr);
   if (!why || !outbox_.refuse(*why)) return;  // if close() was called first, its own turn follows
   inbox_.refuse(*why);
-  end(*why, std::nullopt);
+  end(*why, std::nullopt, linger_for_);
 }
 
 void StreamConnection::write() {
   if (stream_) outbox_.flush();
 }
 
-void StreamConnection::end(const Error& why, const std::optional<std::string>& reason) {
+void StreamConnection::end(const Error& why, const std::optional<std::string>& reason,
+                           std::chrono::milliseconds linger) {
   ended_ = why;
   if (!stream_->withdraw(why)) {  // before the pins are released
     inbox_.keep_pins();
@@ -188,8 +196,8 @@ void StreamConnection::end(const Error& why, const std::optional<std::string>& r
   const bool is_heard = outbox_.end(reason);
   tell_closed();
   auto* const here = loop();
-  if (!reason || !is_heard || !here || inbox_.drain()) return let_go();
-  linger_ = here->at(Deadline::in(linger_for_), [self = shared_from_this()] { self->let_go(); });
+  if (!reason || !is_heard || !here || inbox_.drain() || linger.count() == 0) return let_go();
+  linger_ = here->at(Deadline::in(linger), [self = shared_from_this()] { self->let_go(); });
 }
 
 void StreamConnection::tell_closed() {

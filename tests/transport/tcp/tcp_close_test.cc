@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // After close() a connection is kept until its peer has ended its side, so that sent bytes are not
 // lost. A peer that does not end its side is given up; the owner learned of the end long before.
-#include <gtest/gtest.h>
+#include <array>
+#include <future>
+#include <thread>
 
+#include <gmock/gmock.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <weft/base/log.h>
 #include <weft/tests/harness/leftovers.h>
 #include <weft/tests/harness/mail.h>
+#include <weft/tests/harness/memory_bootstrap.h>
 #include <weft/tests/transport/tcp/cable.h>
+#include <weft/transport/mesh/table.h>
 #include <weft/transport/tcp/tcp.h>
 
 namespace weft::transport::tcp {
@@ -73,6 +82,62 @@ TEST_F(TcpClose, SilentPeerIsGivenUpAfterTheLinger) {
   settings.linger = milliseconds(300);
   connection_over(std::move(one), settings);
   close();
+}
+
+// A stranger is not waited for, but can read why it was turned away.
+TEST_F(TcpClose, PeerThatIsTurnedAwayIsNotWaitedFor) {
+  auto [one, silent] = tcp_pair();
+  connection_over(std::move(one), endless());
+  const auto descriptors = harness::open_descriptors();
+  connection->turn_away(Error(Blame::PeerLost, "nobody knows it"));
+  EXPECT_TRUE(loop->drive([&] { return harness::open_descriptors() < descriptors; },
+                          Deadline::in(kLinger - seconds(10))))
+      << "the socket is still open";
+  std::array<char, 1024> bytes{};
+  std::string text;
+  for (ssize_t got = 0; (got = ::read(silent.get(), bytes.data(), bytes.size())) > 0;)
+    text.append(bytes.data(), static_cast<std::size_t>(got));
+  EXPECT_THAT(text, testing::EndsWith("nobody knows it"));
+}
+
+// Sockets that greet the listener of a rank and then say nothing.
+TEST_F(TcpClose, SilentStrangersOfAGroupAreFew) {
+  constexpr int kStrangers = 400, kMost = 300;
+  const log::Capture capture([](LogLevel, std::string_view) {});
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  const auto joined = [&store](int rank) {
+    transport::JoinOptions options;
+    options.rank = rank;
+    options.size = 2;
+    options.group_name = "test";
+    options.store = store;
+    options.timeout = seconds(60);
+    options.loop = make_loop();
+    return std::async(std::launch::async,
+                      [options] { return std::make_shared<Tcp>()->join(options); });
+  };
+  auto first = joined(0);
+  const auto address = mesh::decode_address(store->get("mesh/address/0", patience())).value();
+  const int port = Address::parse(address).hosts.front().port;
+  const auto before = harness::open_descriptors();
+  std::vector<Descriptor> strangers;
+  const auto greeting = Greeting::encode({});
+  for (int i = 0; i < kStrangers; ++i) {
+    strangers.push_back(raw_connect(port));
+    ASSERT_EQ(::send(strangers.back().get(), greeting.data(), greeting.size(), 0),
+              static_cast<ssize_t>(greeting.size()));
+    Greeting::Bytes answer;
+    ASSERT_EQ(::recv(strangers.back().get(), answer.data(), answer.size(), MSG_WAITALL),
+              static_cast<ssize_t>(answer.size()));
+  }
+  const auto kept = [&] { return harness::open_descriptors() - before - kStrangers; };
+  // Sooner than the time limit for a hello.
+  for (const Deadline soon = Deadline::in(seconds(5)); kept() > kMost && !soon.passed();)
+    std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_LE(kept(), kMost);
+  auto second = joined(1);
+  EXPECT_TRUE(first.get());
+  EXPECT_TRUE(second.get());
 }
 
 // A child at the other end of the cable that accepts a connection and then does nothing.
