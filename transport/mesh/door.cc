@@ -164,6 +164,7 @@ void Door::admit(std::shared_ptr<Connection> connection) {
   bool is_open = false;
   {
     MutexLock lock(mutex_);
+    short_.reset();  // the shortage is over
     is_open = token_.has_value();
     if (is_open) {
       guest->challenge = challenge_of(options_, *token_, Side::Listener, options_.rank);

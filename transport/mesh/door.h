@@ -84,7 +84,7 @@ class Door final : public std::enable_shared_from_this<Door> {
   std::optional<Token> token_ WEFT_GUARDED_BY(mutex_);  // after open()
   // Before open(): connections that were accepted.
   Strangers<std::shared_ptr<Connection>> unread_ WEFT_GUARDED_BY(mutex_);
-  // Before the first enter(): why connections were not accepted.
+  // Before the first enter(): why connections are not accepted at present.
   std::optional<Error> short_ WEFT_GUARDED_BY(mutex_);
   Strangers<GuestPointer> strangers_ WEFT_GUARDED_BY(mutex_);  // that have sent no hello
   std::deque<Early> early_ WEFT_GUARDED_BY(mutex_);  // for groups that this rank has not made yet

@@ -2,6 +2,7 @@
 // After close() a connection is kept until its peer has ended its side, so that sent bytes are not
 // lost. A peer that does not end its side is given up; the owner learned of the end long before.
 #include <array>
+#include <atomic>
 #include <future>
 #include <thread>
 
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include <weft/base/log.h>
+#include <weft/tests/harness/few_descriptors.h>
 #include <weft/tests/harness/leftovers.h>
 #include <weft/tests/harness/mail.h>
 #include <weft/tests/harness/memory_bootstrap.h>
@@ -100,35 +102,56 @@ TEST_F(TcpClose, PeerThatIsTurnedAwayIsNotWaitedFor) {
   EXPECT_THAT(text, testing::EndsWith("nobody knows it"));
 }
 
-// Sockets that greet the listener of a rank and then say nothing.
-TEST_F(TcpClose, SilentStrangersOfAGroupAreFew) {
-  constexpr int kStrangers = 400, kMost = 300;
-  const log::Capture capture([](LogLevel, std::string_view) {});
-  const auto store = std::make_shared<harness::MemoryBootstrap>();
-  const auto joined = [&store](int rank) {
+// Rank 0 of two joins, then come sockets that greet its listener and say nothing, then rank 1.
+class TcpStrangers : public testing::Test {
+ protected:
+  std::future<std::shared_ptr<Communicator>> joined(int rank) {
     transport::JoinOptions options;
     options.rank = rank;
     options.size = 2;
     options.group_name = "test";
-    options.store = store;
+    options.store = store_;
     options.timeout = seconds(60);
-    options.loop = make_loop();
+    options.loop = loops_[static_cast<std::size_t>(rank)];
     return std::async(std::launch::async,
                       [options] { return std::make_shared<Tcp>()->join(options); });
-  };
-  auto first = joined(0);
-  const auto address = mesh::decode_address(store->get("mesh/address/0", patience())).value();
-  const int port = Address::parse(address).hosts.front().port;
-  const auto before = harness::open_descriptors();
-  std::vector<Descriptor> strangers;
-  const auto greeting = Greeting::encode({});
-  for (int i = 0; i < kStrangers; ++i) {
-    strangers.push_back(raw_connect(port));
-    ASSERT_EQ(::send(strangers.back().get(), greeting.data(), greeting.size(), 0),
+  }
+  int port_of_rank_0() {
+    const auto address = mesh::decode_address(store_->get("mesh/address/0", patience())).value();
+    return Address::parse(address).hosts.front().port;
+  }
+  static void greet(const Descriptor& stranger, int port) {
+    const auto address = numeric_address({"127.0.0.1", port});
+    ASSERT_EQ(::connect(stranger.get(), address->get(), address->length), 0);
+    const auto greeting = Greeting::encode({});
+    ASSERT_EQ(::send(stranger.get(), greeting.data(), greeting.size(), 0),
               static_cast<ssize_t>(greeting.size()));
+  }
+  static void hear_greeting(const Descriptor& stranger) {
     Greeting::Bytes answer;
-    ASSERT_EQ(::recv(strangers.back().get(), answer.data(), answer.size(), MSG_WAITALL),
+    ASSERT_EQ(::recv(stranger.get(), answer.data(), answer.size(), MSG_WAITALL),
               static_cast<ssize_t>(answer.size()));
+  }
+
+  std::atomic<bool> is_short_{false};
+  const log::Capture capture_{[this](LogLevel, std::string_view text) {
+    if (text.find("cannot accept connections") != std::string_view::npos) is_short_ = true;
+  }};
+  const std::shared_ptr<harness::MemoryBootstrap> store_ =
+      std::make_shared<harness::MemoryBootstrap>();
+  const std::array<std::shared_ptr<EventLoop>, 2> loops_{make_loop("0"), make_loop("1")};
+  std::future<std::shared_ptr<Communicator>> first_ = joined(0);
+};
+
+TEST_F(TcpStrangers, SilentOnesAreFew) {
+  constexpr int kStrangers = 400, kMost = 300;
+  const auto before = harness::open_descriptors();
+  const int port = port_of_rank_0();
+  std::vector<Descriptor> strangers;
+  for (int i = 0; i < kStrangers; ++i) {
+    strangers.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    greet(strangers.back(), port);
+    hear_greeting(strangers.back());
   }
   const auto kept = [&] { return harness::open_descriptors() - before - kStrangers; };
   // Sooner than the time limit for a hello.
@@ -136,7 +159,22 @@ TEST_F(TcpClose, SilentStrangersOfAGroupAreFew) {
     std::this_thread::sleep_for(milliseconds(20));
   EXPECT_LE(kept(), kMost);
   auto second = joined(1);
-  EXPECT_TRUE(first.get());
+  EXPECT_TRUE(first_.get());
+  EXPECT_TRUE(second.get());
+}
+
+// A shortage of descriptors that is over when the ranks meet.
+TEST_F(TcpStrangers, PassedShortageFailsNoGroup) {
+  const int port = port_of_rank_0();
+  const Descriptor stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  {
+    const harness::FewDescriptors few(0);
+    greet(stranger, port);
+    while (!is_short_) std::this_thread::sleep_for(milliseconds(1));
+  }
+  hear_greeting(stranger);
+  auto second = joined(1);
+  EXPECT_TRUE(first_.get());
   EXPECT_TRUE(second.get());
 }
 
