@@ -12,6 +12,7 @@
 // The Openings of the groups own it together. Thread-safe; nothing blocks.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
@@ -70,7 +71,7 @@ class Door final : public std::enable_shared_from_this<Door> {
   void challenged(const GuestPointer& guest, const Arrival& arrival) noexcept;
   void introduce(const GuestPointer& guest, const Hello& hello) noexcept;
   void turn_away(const GuestPointer& guest, const std::string& why) noexcept;
-  void turn_away(Connection& connection, const std::string& why) const noexcept;
+  void turn_away(Connection& connection, const std::string& why) noexcept;
   void cannot_take_in(const Error& why) noexcept;
 
   const std::shared_ptr<Connector> connector_;
@@ -79,6 +80,7 @@ class Door final : public std::enable_shared_from_this<Door> {
   const std::string place_;
   const Reroute reroute_;  // may be empty
   std::unique_ptr<Listener> listener_;
+  std::atomic<int> turned_away_{0};  // connections
 
   mutable Mutex mutex_;
   std::optional<Token> token_ WEFT_GUARDED_BY(mutex_);  // after open()

@@ -278,9 +278,11 @@ class MeshStrangers : public testing::Test {
 
   std::mutex mutex_;
   std::string log_;
-  const log::Capture capture_{[this](LogLevel, std::string_view text) {
+  int warnings_ = 0;
+  const log::Capture capture_{[this](LogLevel level, std::string_view text) {
     std::lock_guard lock(mutex_);
     log_ += text;
+    warnings_ += level == LogLevel::Warn;
   }};
   std::shared_ptr<harness::MemoryBootstrap> store_ = std::make_shared<harness::MemoryBootstrap>();
   ScriptedPeer peer_{store_};
@@ -393,6 +395,9 @@ TEST_F(MeshStrangers, SilentOnesAreBounded) {
   EXPECT_THAT(strangers[0]->why_closed(), AnyOf(HasSubstr("too many connections without a hello"),
                                                 HasSubstr("it sent no hello within")));
   join_as_rank_1();
+  std::lock_guard lock(mutex_);
+  EXPECT_LE(warnings_, 16) << "strangers could fill a disk with the log";
+  EXPECT_THAT(log_, HasSubstr("(further ones: WEFT_LOG=debug)"));
 }
 
 // The address of rank 1 belongs to a program that answers, but does not know the secret.
