@@ -23,6 +23,10 @@ Blame blame_of(int number) {
   return is_shortage(number) || no_port_is_left ? Blame::Busy : Blame::PeerLost;
 }
 
+bool is_without_route(int number) {
+  return number == ENETUNREACH || number == EHOSTUNREACH || number == EAFNOSUPPORT;
+}
+
 // Sends everything in one write: the socket is new and has room for so few bytes.
 bool send_whole(tls::Socket& socket, Greeting::Bytes bytes) {
   const iovec whole{bytes.data(), bytes.size()};
@@ -68,7 +72,7 @@ void Dial::begin_round() {
   candidates_.clear();
   next_ = 0;
   failures_.clear();
-  worth_another_ = false;
+  worth_another_ = was_refused_ = lacks_route_ = false;
   for (const Host& host : address_.hosts) {
     const auto address = numeric_address(host);
     if (!address) return resolve_names();
@@ -250,15 +254,23 @@ void Dial::read_greeting(std::size_t index) {
 
 void Dial::attempt_failed(Blame blame, const std::string& why, int number) {
   failures_ += (failures_.empty() ? "" : ", ") + candidates_[next_].text() + " (" + why + ")";
-  blame_ = blame;
-  number_ = number;
+  const bool is_final = refusal_ends_ && number == ECONNREFUSED;
+  const bool lacks_route = refusal_ends_ && is_without_route(number);
+  was_refused_ |= is_final;
+  lacks_route_ |= lacks_route;
+  if (!was_refused_ || !lacks_route) {  // a refusal says more
+    blame_ = blame;
+    number_ = number;
+  }
   // Waiting frees no descriptors of this process (EMFILE), so the caller should learn of it.
-  worth_another_ |= number != 0 && number != EMFILE && !(number == ECONNREFUSED && refusal_ends_);
+  worth_another_ |= number != 0 && number != EMFILE && !is_final && !lacks_route;
   ++next_;
   try_next();
 }
 
 void Dial::end_round() {
+  // If the peer refuses at one address, one without a route to it does not lead there later.
+  worth_another_ |= lacks_route_ && !was_refused_;
   if (deadline_.passed() || !worth_another_) {
     if (failures_.empty()) failures_ = "the deadline had already passed";
     const bool is_out_of_reach =

@@ -29,7 +29,8 @@ class Dial : public std::enable_shared_from_this<Dial> {
   };
   using Done = std::function<void(Result<Made>)>;
 
-  // If `refusal_ends` and all addresses refuse, no further round is tried.
+  // If `refusal_ends` and all addresses refuse, or have no route from here beside one that refuses,
+  // no further round is tried.
   static std::shared_ptr<Dial> make(const std::shared_ptr<EventLoop>& loop, const Address& address,
                                     Deadline deadline, bool refusal_ends, const Settings& settings,
                                     Done done);
@@ -85,6 +86,8 @@ class Dial : public std::enable_shared_from_this<Dial> {
   Blame blame_ = Blame::Timeout;
   int number_ = 0;
   bool worth_another_ = false;
+  bool was_refused_ = false;  // these two only if `refusal_ends`
+  bool lacks_route_ = false;
 };
 
 }  // namespace weft::transport::tcp

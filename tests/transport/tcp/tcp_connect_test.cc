@@ -173,6 +173,19 @@ TEST(TcpConnect, RefusalEndsItIfThePeerListened) {
   EXPECT_EQ(error.native_code(), ECONNREFUSED);
 }
 
+TEST(TcpConnect, RefusalEndsItDespiteAddressesWithoutARoute) {
+  const std::string elsewhere = "255.255.255.255:4711";  // no network has a route for TCP to it
+  const auto loop = make_loop();
+  const Descriptor nobody = reserved_port();
+  const std::string here = local(local_end(nobody).port());
+  for (const std::string& address : {here + "," + elsewhere, elsewhere + "," + here}) {
+    const Deadline deadline = Deadline::in(std::chrono::seconds(20));
+    End a(loop, dial(loop, address, deadline, Settings(), /*refusal_ends=*/true));
+    EXPECT_EQ(a.wait_end().native_code(), ECONNREFUSED);
+    EXPECT_FALSE(deadline.passed()) << address;
+  }
+}
+
 // Makes socket() fail with ENOMEM in this thread and those that it starts. Returns false if this
 // process may not do that.
 bool run_out_of_sockets() {
