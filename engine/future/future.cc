@@ -270,10 +270,15 @@ void FutureCore::run_in_order() {
 
 void FutureCore::drop_continuations() noexcept {
   std::vector<Continuation> dropped;
-  MutexLock lock(mutex_);
-  dropped.swap(continuations_);
-  next_ = 0;
-  in_turn_ = false;
+  {
+    MutexLock lock(mutex_);
+    dropped.swap(continuations_);
+    next_ = 0;
+    in_turn_ = false;
+  }
+  // Their promises fail, and so drop the continuations of other futures: of a long chain, one after
+  // the other.
+  Nesting::run([own = std::move(dropped)] {}, nullptr);
 }
 
 std::exception_ptr FutureCore::error() const {

@@ -276,5 +276,25 @@ TEST(OnDone, MixedFuturesRunOutsideTheTurn) {
   }
 }
 
+// An executor that has ended: it drops what it is to run. This thread counts as one of its turns.
+class EndedExecutor final : public detail::Executor {
+ public:
+  const char* name() const override { return "ended"; }
+  bool drive(const std::function<bool()>& done, Deadline, const void*) override { return done(); }
+  void block(const std::function<void()>& wait) override { wait(); }
+  void recall(const void*) noexcept override {}
+  bool inside() const override { return true; }
+  void run(Task) override {}
+};
+
+TEST(OnDone, DroppedChainNeedsNoDeepStack) {
+  constexpr int kLinks = 100'000;
+  auto promise = std::make_unique<Promise<int>>(std::make_shared<EndedExecutor>());
+  Future<int> last = promise->future();
+  for (int link = 0; link < kLinks; ++link) last = last.then([](int value) { return value; });
+  promise.reset();
+  EXPECT_TRUE(last.failed());
+}
+
 }  // namespace
 }  // namespace weft
