@@ -40,6 +40,11 @@ class WEFT_API DistributedSampler : public torch::data::samplers::Sampler<> {
   DistributedSampler(std::size_t dataset_size, const ProcessGroup& group,
                      SamplerOptions options = {});
 
+  // A move copies too: a sampler that was moved into a data loader still chooses its epochs.
+  DistributedSampler(const DistributedSampler&) = default;
+  // The same.
+  DistributedSampler& operator=(const DistributedSampler&) = default;
+
   // Chooses the order of that epoch; all ranks give the same epoch. Takes effect at once here, and
   // in copies at their next reset(): a data loader resets its copy at the begin of its epoch.
   void set_epoch(std::size_t epoch);

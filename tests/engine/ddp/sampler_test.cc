@@ -76,11 +76,12 @@ TEST(DistributedSampler, IsALibtorchSampler) {
   EXPECT_THAT(*restored.next(1), ElementsAre(1));
 }
 
+struct Numbers : torch::data::datasets::Dataset<Numbers, std::int64_t> {
+  std::int64_t get(std::size_t index) override { return static_cast<std::int64_t>(index); }
+  std::optional<std::size_t> size() const override { return 100; }
+};
+
 TEST(DistributedSampler, DataLoaderFollowsSamplerEpochs) {
-  struct Numbers : torch::data::datasets::Dataset<Numbers, std::int64_t> {
-    std::int64_t get(std::size_t index) override { return static_cast<std::int64_t>(index); }
-    std::optional<std::size_t> size() const override { return 100; }
-  };
   DistributedSampler sampler(100, 2, 1);
   const auto loader =
       torch::data::make_data_loader(Numbers(), sampler, torch::data::DataLoaderOptions(7));
@@ -90,6 +91,20 @@ TEST(DistributedSampler, DataLoaderFollowsSamplerEpochs) {
     for (const auto& batch : *loader) seen.insert(seen.end(), batch.begin(), batch.end());
     EXPECT_EQ(seen, sampler.indices()) << "epoch " << epoch;
   }
+}
+
+TEST(DistributedSampler, LeadsTheLoaderThatItWasMovedInto) {
+  DistributedSampler sampler(100, 2, 1);
+  const auto loader = torch::data::make_data_loader(Numbers(), std::move(sampler),
+                                                    torch::data::DataLoaderOptions(7));
+  // NOLINTBEGIN(bugprone-use-after-move)
+  for (const std::size_t epoch : {0u, 1u}) {
+    sampler.set_epoch(epoch);
+    std::vector<std::int64_t> seen;
+    for (const auto& batch : *loader) seen.insert(seen.end(), batch.begin(), batch.end());
+    EXPECT_EQ(seen, sampler.indices()) << "epoch " << epoch;
+  }
+  // NOLINTEND(bugprone-use-after-move)
 }
 
 TEST(DistributedSampler, RankOutsideIsACallerError) {
