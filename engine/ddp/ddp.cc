@@ -180,70 +180,77 @@ Replica::~Replica() = default;
 Replica::Replica(Replica&&) noexcept = default;
 Replica& Replica::operator=(Replica&&) noexcept = default;
 
+Replica::State& Replica::state() const {
+  if (!state_)
+    throw Error(Blame::Caller, "this DistributedDataParallel is empty: it was moved from");
+  return *state_;
+}
+
 void Replica::before_forward() {
+  const State& own = state();
   if (!c10::GradMode::is_enabled()) return;  // no backward will follow
-  state_->require_same_module();
+  own.require_same_module();
   if (join_scope_ != nullptr) join_scope_->announce_step(*this, is_synchronizing());
-  state_->reducer->begin_forward();
-  state_->reducer->set_divisor(join_scope_ != nullptr ? join_scope_->divisor()
-                                                      : state_->groups.own().size());
+  state().reducer->begin_forward();
+  state().reducer->set_divisor(join_scope_ != nullptr ? join_scope_->divisor()
+                                                      : state().groups.own().size());
   if (!is_synchronizing()) return;
   follow_frozen();
-  state_->reducer->prepare_forward();
-  if (trains()) state_->sync_buffers(join_scope_ != nullptr ? join_scope_->first_active_rank() : 0);
+  state().reducer->prepare_forward();
+  if (trains()) state().sync_buffers(join_scope_ != nullptr ? join_scope_->first_active_rank() : 0);
 }
 
 // Parameters may be frozen and thawed between forwards, on all ranks alike; the ranks compare it
 // when it happens. While all are frozen there are no gradients, so there is nothing to compare (a
 // discriminator in its generator's step).
 void Replica::follow_frozen() {
-  if (!state_->reducer->trains_others()) return;
+  if (!state().reducer->trains_others()) return;
   if (join_scope_ != nullptr) {
     throw Error(Blame::Caller,
                 "join: requires_grad of a parameter was changed, which ranks that have run out "
                 "cannot follow; freeze and thaw "
                 "parameters outside of join");
   }
-  state_->reducer->take_over_trained();
+  state().reducer->take_over_trained();
 }
 
 void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
-  if (c10::GradMode::is_enabled()) state_->reducer->end_forward(outputs, trains());
+  if (c10::GradMode::is_enabled()) state().reducer->end_forward(outputs, trains());
 }
 
 bool Replica::tracks_outputs() { return c10::GradMode::is_enabled(); }
 
-bool Replica::is_synchronizing() const { return state_->reducer->is_synchronizing(); }
+bool Replica::is_synchronizing() const { return state().reducer->is_synchronizing(); }
 
-Replica::NoSync Replica::no_sync(bool on) { return {state_->reducer, on}; }
+Replica::NoSync Replica::no_sync(bool on) { return {state().reducer, on}; }
 
-void Replica::register_comm_hook(CommHook hook) { state_->reducer->set_comm_hook(std::move(hook)); }
+void Replica::register_comm_hook(CommHook hook) { state().reducer->set_comm_hook(std::move(hook)); }
 
-DdpStats Replica::stats() const { return state_->reducer->stats(); }
+DdpStats Replica::stats() const { return state().reducer->stats(); }
 
-ProcessGroup& Replica::join_group() { return state_->groups.own(); }
+ProcessGroup& Replica::join_group() { return state().groups.own(); }
 
 void Replica::check_join() const {
-  if (!state_->reducer->has_follower()) return;
+  if (!state().reducer->has_follower()) return;
   throw Error(Blame::Caller,
               "join: an optimizer steps in the backward of this DistributedDataParallel, which a "
               "rank that has run out does "
               "not have; leave out overlap_with");
 }
 
-const std::shared_ptr<Reducer>& Replica::reducer() const { return state_->reducer; }
+const std::shared_ptr<Reducer>& Replica::reducer() const { return state().reducer; }
 
-bool Replica::trains() const { return state_->module->is_training(); }
+bool Replica::trains() const { return state().module->is_training(); }
 
 void Replica::mirror_step(const detail::JoinStep& step) {
   if (!step.synchronizes) return;
-  if (step.trains) state_->sync_buffers(step.first_rank);
-  state_->reducer->set_divisor(join_scope_->divisor());
-  state_->reducer->mirror_pass();
+  if (step.trains) state().sync_buffers(step.first_rank);
+  state().reducer->set_divisor(join_scope_->divisor());
+  state().reducer->mirror_pass();
 }
 
 void Replica::take_over(int last_rank) {
-  broadcast_values(state_->groups, state_->all_values(), last_rank, state_->number);
+  broadcast_values(state().groups, state().all_values(), last_rank, state().number);
 }
 
 }  // namespace weft::parallel

@@ -99,6 +99,7 @@ class WEFT_API Replica : public Joinable {
   void follow_frozen();
   const std::shared_ptr<Reducer>& reducer() const;
   struct State;
+  State& state() const;  // throws Caller if this object has been moved from
   std::unique_ptr<State> state_;
 };
 

@@ -348,6 +348,8 @@ void throw_no_state() {
               "this future was default-constructed: it belongs to no call and no promise");
 }
 
+void throw_no_promise() { throw Error(Blame::Caller, "this promise is empty: it was moved from"); }
+
 void throw_no_error() {
   throw Error(Blame::Caller,
               "a future cannot fail with a null std::exception_ptr; give the error, as "

@@ -286,28 +286,28 @@ class Promise {
       : owner_(std::make_shared<Owner>(std::move(executor))) {}
 
   // The future that this promise completes.
-  Future<T> future() const { return Future<T>(owner_->state); }
+  Future<T> future() const { return Future<T>(state()); }
 
   // set() and set_error() throw Caller if either was called before.
   template <class U = T>
   requires(!std::is_void_v<T>) void set(U&& value) const {
-    owner_->state->set_on_streams(T(std::forward<U>(value)));
+    state()->set_on_streams(T(std::forward<U>(value)));
   }
   // Completes a future without a value.
-  void set() const requires std::is_void_v<T> { owner_->state->set({}); }
+  void set() const requires std::is_void_v<T> { state()->set({}); }
 
   // For Weft's own use: sets a value that is ready when `work` has run on its devices.
   void set_with(detail::DeviceWorkRef work, detail::Stored<T> value) const {
-    owner_->state->set(std::move(value), std::move(work));
+    state()->set(std::move(value), std::move(work));
   }
 
   // Completes the future with an error.
   template <std::derived_from<Error> E = Error>
   void set_error(const E& error) const {
-    owner_->state->set_error(std::make_exception_ptr(error));
+    state()->set_error(std::make_exception_ptr(error));
   }
   // Throws Caller for a null pointer and leaves the future as it is.
-  void set_error(std::exception_ptr error) const { owner_->state->set_error(std::move(error)); }
+  void set_error(std::exception_ptr error) const { state()->set_error(std::move(error)); }
 
  private:
   struct Owner {
@@ -323,6 +323,11 @@ class Promise {
       }
     }
   };
+  const std::shared_ptr<detail::FutureState<T>>& state() const {
+    if (!owner_) detail::throw_no_promise();
+    return owner_->state;
+  }
+
   std::shared_ptr<Owner> owner_;
 };
 

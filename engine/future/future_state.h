@@ -109,6 +109,7 @@ class FutureState : public FutureCore {
 [[noreturn]] WEFT_API void throw_wait_timeout(const std::type_info& value,
                                               std::chrono::milliseconds timeout);
 [[noreturn]] WEFT_API void throw_no_state();
+[[noreturn]] WEFT_API void throw_no_promise();
 [[noreturn]] WEFT_API void throw_no_function();
 template <class F>
 void require_function(const F& function) {

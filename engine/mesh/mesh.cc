@@ -162,24 +162,31 @@ Mesh::Mesh(ProcessGroup group, std::vector<MeshAxis> axes) {
 Mesh::Mesh(std::shared_ptr<Whole> whole, std::vector<std::size_t> axes)
     : whole_(std::move(whole)), axes_(std::move(axes)) {}
 
+Mesh::Whole& Mesh::whole() const {
+  if (!whole_) throw Error(Blame::Caller, "this Mesh is empty: it was moved from");
+  return *whole_;
+}
+
 std::vector<MeshAxis> Mesh::axes() const {
+  const std::vector<MeshAxis>& all = whole().layout.axes();
   std::vector<MeshAxis> mine;
-  for (const std::size_t axis : axes_) mine.push_back(whole_->layout.axes()[axis]);
+  for (const std::size_t axis : axes_) mine.push_back(all[axis]);
   return mine;
 }
 
 std::size_t Mesh::find(const std::string& axis) const {
+  const std::vector<MeshAxis>& all = whole().layout.axes();
   for (const std::size_t one : axes_) {
-    if (whole_->layout.axes()[one].name == axis) return one;
+    if (all[one].name == axis) return one;
   }
-  throw Error(Blame::Caller, mesh_on(whole_->group) + ": there is no axis '" + axis +
+  throw Error(Blame::Caller, mesh_on(whole().group) + ": there is no axis '" + axis +
                                  "'; the axes are " + text_of(axes()));
 }
 
 std::vector<std::size_t> Mesh::find_all(const std::vector<std::string>& names,
                                         const char* call) const {
   const auto refuse = [&](const std::string& why) {
-    throw Error(Blame::Caller, mesh_on(whole_->group) + ": " + call + ": " + why +
+    throw Error(Blame::Caller, mesh_on(whole().group) + ": " + call + ": " + why +
                                    "; the axes are, in this order, " + text_of(axes()));
   };
   if (names.empty()) refuse("no axis is named");
@@ -190,26 +197,26 @@ std::vector<std::size_t> Mesh::find_all(const std::vector<std::string>& names,
       refuse("axis '" + name + "' is named twice");
     if (!found.empty() && axis < found.back())
       refuse("name axes in the mesh's order, '" + name + "' before '" +
-             whole_->layout.axes()[found.back()].name + "'");
+             whole().layout.axes()[found.back()].name + "'");
     found.push_back(axis);
   }
   return found;
 }
 
-ProcessGroup Mesh::operator[](const std::string& axis) const { return whole_->along[find(axis)]; }
+ProcessGroup Mesh::operator[](const std::string& axis) const { return whole().along[find(axis)]; }
 
-int Mesh::size(const std::string& axis) const { return whole_->layout.axes()[find(axis)].ranks; }
+int Mesh::size(const std::string& axis) const { return whole().layout.axes()[find(axis)].ranks; }
 
 int Mesh::coordinate(const std::string& axis) const {
-  return whole_->layout.coordinate(whole_->rank, find(axis));
+  return whole().layout.coordinate(whole().rank, find(axis));
 }
 
 Mesh Mesh::slice(std::vector<std::string> axes) const { return {whole_, find_all(axes, "slice")}; }
 
 ProcessGroup Mesh::flatten(std::vector<std::string> axes) const {
-  return whole_->flat(find_all(axes, "flatten"));
+  return whole().flat(find_all(axes, "flatten"));
 }
 
-ProcessGroup Mesh::group() const { return whole_->flat(axes_); }
+ProcessGroup Mesh::group() const { return whole().flat(axes_); }
 
 }  // namespace weft

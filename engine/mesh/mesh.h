@@ -68,6 +68,7 @@ class WEFT_API Mesh {
  private:
   struct Whole;  // what a mesh, its copies and its slices share
   Mesh(std::shared_ptr<Whole> whole, std::vector<std::size_t> axes);
+  Whole& whole() const;  // throws Caller if this mesh has been moved from
   std::size_t find(const std::string& axis) const;
   std::vector<std::size_t> find_all(const std::vector<std::string>& names, const char* call) const;
 

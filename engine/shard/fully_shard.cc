@@ -224,10 +224,16 @@ ShardedRoot::~ShardedRoot() = default;
 ShardedRoot::ShardedRoot(ShardedRoot&&) noexcept = default;
 ShardedRoot& ShardedRoot::operator=(ShardedRoot&&) noexcept = default;
 
+ShardedRoot::State& ShardedRoot::state() const {
+  if (!state_)
+    throw Error(Blame::Caller, "this FullyShardedDataParallel is empty: it was moved from");
+  return *state_;
+}
+
 ShardedRoot::Forward::Forward(ShardedRoot& root) : root_(root) {
   const bool is_joined = root_.join_scope_ != nullptr;
   if (!is_joined && parallel::detail::JoinScope::is_on_this_thread()) throw refused_join();
-  const auto& model = root_.state_->model;
+  const auto& model = root_.state().model;
   if (is_joined && !model->is_in_forward()) {
     root_.state_->joined->check_forward();
     root_.join_scope_->announce_step(root_, root_.is_synchronizing());
@@ -245,10 +251,10 @@ at::Tensor ShardedRoot::cast(const at::Tensor& input) const {
 
 bool ShardedRoot::is_synchronizing() const { return state_->model->is_synchronizing(); }
 
-ProcessGroup& ShardedRoot::join_group() { return state_->group; }
+ProcessGroup& ShardedRoot::join_group() { return state().group; }
 
 void ShardedRoot::check_join() const {
-  if (!state_->joined) throw refused_join();
+  if (!state().joined) throw refused_join();
 }
 
 void ShardedRoot::begin_step(const std::vector<bool>& active) {
@@ -268,7 +274,7 @@ void ShardedRoot::take_over(int last_rank) {
   broadcast(state_->group, usable_buffers(*state_->module), last_rank);
 }
 
-ShardedRoot::NoSync ShardedRoot::no_sync(bool on) { return {state_->model, on}; }
+ShardedRoot::NoSync ShardedRoot::no_sync(bool on) { return {state().model, on}; }
 
 void shard_as_unit(const std::shared_ptr<torch::nn::Module>& module, const GroupOrMesh& over,
                    const FullyShardOptions& options) {
@@ -298,7 +304,7 @@ namespace weft {
 void join(shard::ShardedRoot& model, const std::vector<torch::optim::Optimizer*>& optimizers,
           const std::function<void()>& steps, JoinOptions options) {
   if (!options.enable) return steps();
-  if (model.state_->joined)
+  if (model.state().joined)
     throw Error(Blame::Caller, "join: this sharded model is inside another join already");
   ProcessGroup group = model.state_->group;
   struct Joining {

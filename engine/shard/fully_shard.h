@@ -163,6 +163,7 @@ class WEFT_API ShardedRoot : public Joinable {
                          const std::function<void()>& steps, JoinOptions options);
   bool is_synchronizing() const;
   struct State;
+  State& state() const;  // throws Caller if this object has been moved from
   std::unique_ptr<State> state_;
 };
 

@@ -103,6 +103,31 @@ TEST(Ddp, EmptyModuleIsRefused) {
 }
 
 // Its parameters then have other accumulators, without the hooks that see their gradients.
+TEST(Ddp, MovedFromWrapperIsACallerError) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Linear net(2, 2);
+    DistributedDataParallel source(net, group);
+    DistributedDataParallel ddp = std::move(source);
+    const auto expect_refused = [](const std::function<void()>& call) {
+      const Error error = harness::error_of(call);
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.text(), HasSubstr("moved from"));
+    };
+    // NOLINTBEGIN(bugprone-use-after-move)
+    expect_refused([&] { source(torch::ones({1, 2})); });
+    expect_refused([&] {
+      const torch::NoGradGuard no_grad;
+      source(torch::ones({1, 2}));
+    });
+    expect_refused([&] { const auto quiet = source.no_sync(); });
+    expect_refused([&] { source.register_comm_hook(comm_hooks::all_reduce(group)); });
+    expect_refused([&] { static_cast<void>(source.stats()); });
+    expect_refused([&] { join(source, [] {}); });
+    // NOLINTEND(bugprone-use-after-move)
+    ddp(torch::ones({1, 2})).sum().backward();
+  });
+}
+
 TEST(Ddp, ChangedDtypeNamesTheParameters) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear net(2, 1);

@@ -79,6 +79,20 @@ TEST(Promise, SecondSetIsACallerError) {
   EXPECT_EQ(promise.future().get(), 1);
 }
 
+TEST(Promise, MovedFromPromiseIsACallerError) {
+  Promise<int> source;
+  const Promise<int> promise = std::move(source);
+  // NOLINTBEGIN(bugprone-use-after-move)
+  EXPECT_THAT(text_of([&] { source.set(1); }), testing::HasSubstr("moved from"));
+  EXPECT_THAT(text_of([&] { source.set_error(Error(Blame::Busy, "")); }),
+              testing::HasSubstr("moved from"));
+  EXPECT_THAT(text_of([&] { static_cast<void>(source.future()); }),
+              testing::HasSubstr("moved from"));
+  // NOLINTEND(bugprone-use-after-move)
+  promise.set(2);
+  EXPECT_EQ(promise.future().get(), 2);
+}
+
 TEST(Promise, NullErrorIsACallerError) {
   Promise<std::string> promise;
   const auto future = promise.future();

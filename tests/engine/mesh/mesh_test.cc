@@ -255,6 +255,29 @@ TEST(MeshOfRanks, NeedsAGroup) {
   EXPECT_EQ(error_of([] { Mesh({}, {{"a", 1}}); }).blame(), Blame::Caller);
 }
 
+TEST(MeshOfRanks, MovedFromMeshIsACallerError) {
+  harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    Mesh source(group, {{"a", 2}});
+    const Mesh mesh = std::move(source);
+    const auto expect_refused = [](const std::function<void()>& call) {
+      const Error error = error_of(call);
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.text(), HasSubstr("moved from"));
+    };
+    // NOLINTBEGIN(bugprone-use-after-move)
+    expect_refused([&] { static_cast<void>(source["a"]); });
+    expect_refused([&] { static_cast<void>(source.size("a")); });
+    expect_refused([&] { static_cast<void>(source.coordinate("a")); });
+    expect_refused([&] { static_cast<void>(source.axes()); });
+    expect_refused([&] { source.slice({"a"}); });
+    expect_refused([&] { source.flatten({"a"}); });
+    expect_refused([&] { source.group(); });
+    // NOLINTEND(bugprone-use-after-move)
+    source = mesh;
+    EXPECT_EQ(source.size("a"), 2);
+  });
+}
+
 TEST(MeshOfRanks, ThreadsFlattenIntoOneGroup) {
   harness::run_ranks(As::Threads, 4, [](ProcessGroup& group) {
     const Mesh mesh(group, {{"a", 2}, {"b", 2}, {"c", 1}});

@@ -68,6 +68,27 @@ TEST(ShardedRefusals, AParameterOutsideOfForwardAndBackward) {
   });
 }
 
+TEST(ShardedRefusals, AWrapperThatWasMovedFrom) {
+  run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    nn::Linear net(4, 4);
+    FullyShardedDataParallel source(net, group);
+    FullyShardedDataParallel sharded = std::move(source);
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    const auto expect_refused = [](const std::function<void()>& call) {
+      const Error error = error_of(call);
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.text(), HasSubstr("moved from"));
+    };
+    // NOLINTBEGIN(bugprone-use-after-move)
+    expect_refused([&] { source(torch::ones({1, 4})); });
+    expect_refused([&] { const auto quiet = source.no_sync(); });
+    expect_refused([&] { join(source, optimizer, [] {}); });
+    expect_refused([&] { join(source, [] {}); });
+    // NOLINTEND(bugprone-use-after-move)
+    sharded(torch::ones({1, 4})).sum().backward();
+  });
+}
+
 TEST(ShardedRefusals, AUnitWithoutARoot) {
   expect_refusal(
       [](ProcessGroup& group) {
