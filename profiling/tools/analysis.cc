@@ -90,17 +90,36 @@ class Analysis {
     return call_of(collective) + ", " + std::to_string(collective.bytes) + " bytes";
   }
 
+  // The same, equal for tensors with equally many elements.
+  static std::string what_must_agree_beside_shape(Record collective) {
+    std::uint64_t elements = 1;  // a product that overflows wraps
+    for (const std::int64_t extent : collective.shape)
+      elements *= static_cast<std::uint64_t>(extent);
+    collective.shape = {static_cast<std::int64_t>(elements)};
+    return what_must_agree(collective);
+  }
+
   // Finds the first collective that the ranks call differently; later differences are consequences.
+  // Collectives of other shapes with equally many elements work: reports one only if the ranks
+  // differ in nothing else.
   void find_mismatch(const Group& group) {
+    if (!find_mismatch(group, what_must_agree_beside_shape))
+      find_mismatch(group, [](const Record& record) { return what_must_agree(record); });
+  }
+
+  template <class Key>
+  bool find_mismatch(const Group& group, const Key& key) {
+    std::map<std::uint64_t, std::set<std::string>> keys;          // by number
     std::map<std::uint64_t, std::map<std::string, Ranks>> calls;  // number, call, ranks
     for (const auto& [rank, view] : group.views) {
       for (const Record& record : view.records) {
         if (record.kind != "collective") continue;
+        keys[record.sequence].insert(key(record));
         calls[record.sequence][what_must_agree(record)].push_back(rank);
       }
     }
     for (const auto& [sequence, whats] : calls) {
-      if (whats.size() < 2) continue;
+      if (keys[sequence].size() < 2) continue;
       const auto most = std::max_element(whats.begin(), whats.end(), [](auto& a, auto& b) {
         return a.second.size() < b.second.size();
       });
@@ -118,8 +137,10 @@ class Analysis {
         for (const int rank : most->second) others.push_back(job_rank(group, rank));
       }
       std::sort(others.begin(), others.end());
-      return report(What::Mismatch, others, text + "; WEFT_DEBUG=detail throws where that happens");
+      report(What::Mismatch, others, text + "; WEFT_DEBUG=detail throws where that happens");
+      return true;
     }
+    return false;
   }
 
   // Which ranks wait in a collective or meeting, and which have not joined it.

@@ -189,6 +189,19 @@ TEST(Analysis, NamesDifferingRootsOpsAndShapes) {
               HasSubstr("rank 0 calls all_reduce (Sum) of float32 [2, 2]"));
 }
 
+TEST(Analysis, HarmlessShapeHidesNoMismatch) {
+  Dumps dumps = job(3);
+  auto& views = dumps.groups[0].views;
+  for (int rank = 0; rank < 3; ++rank)
+    views[rank].records = {collective(1, 0, 1), collective(2, 2, 0)};
+  views[0].records[0].shape = {2, 2};
+  views[1].records[1].name = "broadcast";
+  const auto findings = of(analyze(dumps), What::Mismatch);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_THAT(findings[0].ranks, ElementsAre(1));
+  EXPECT_THAT(findings[0].text, HasSubstr("in collective #2 "));
+}
+
 TEST(Analysis, TwoDifferingRanksAreBothNamed) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
