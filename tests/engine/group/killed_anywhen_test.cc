@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank is killed at a random instant, in the middle of operations of all ranks. All that the
 // others wait for, and every later call, names the dead rank; no result before was wrong.
+#include <cstdlib>
 #include <deque>
 #include <random>
 #include <thread>
@@ -13,6 +14,7 @@
 #include <weft/group.h>
 #include <weft/tests/harness/all_settings.h>
 #include <weft/tests/harness/group_of_the_living.h>
+#include <weft/tests/harness/hosts.h>
 #include <weft/tests/harness/killed_anywhen.h>
 
 namespace weft {
@@ -20,6 +22,7 @@ namespace {
 
 using harness::error_of;
 using harness::group_of_the_living;
+using harness::Hosts;
 using harness::Processes;
 
 constexpr int kRanks = 4;
@@ -55,7 +58,7 @@ class Stream {
     const int rank = group_.rank();
     const auto mine = torch::full({size}, rank + 1.0);
     constexpr double kSum = kRanks * (kRanks + 1) / 2;
-    switch (below(6)) {
+    switch (below(7)) {
       case 0: keep(group_.all_reduce(mine), mine, kSum); break;
       case 1: keep(group_.broadcast(mine, root), mine, root + 1.0); break;
       case 2:
@@ -69,6 +72,13 @@ class Stream {
       case 4: {
         auto part = torch::zeros({size});
         keep(group_.reduce_scatter_into(part, mine.repeat({kRanks})), part, kSum);
+        break;
+      }
+      case 5: {
+        // Each rank sends as much to each; between hosts short parts share a message.
+        auto parts = torch::zeros({kRanks * size});
+        const auto work = group_.all_to_all_single(parts, mine.repeat({kRanks}));
+        keep(work, parts.narrow(0, root * size, size), root + 1.0);
         break;
       }
       default: {
@@ -94,9 +104,9 @@ class Stream {
 };
 
 // A rank of Stream, until the victim is killed and the others have made a group of their own.
-void run_rank(int rank, int victim, const std::string& backend, int seed) {
+void run_rank(int rank, int victim, const ProcessGroupOptions& options, int seed) {
   at::set_num_threads(1);
-  auto group = init_process_group({.backend = backend, .timeout = kNeverExpires});
+  auto group = init_process_group(options);
   group.barrier().wait();
   Processes::say("ready");
   const auto expect_lost = [&](const std::function<void()>& call) {
@@ -134,8 +144,9 @@ class KilledAnywhen : public testing::TestWithParam<harness::KilledCase> {};
 TEST_P(KilledAnywhen, IsNamedToAllOthers) {
   const auto& [backend, seed] = GetParam();
   const int victim = victim_of(seed);
+  const ProcessGroupOptions options{.backend = backend, .timeout = kNeverExpires};
   Processes ranks(kRanks,
-                  [backend, seed, victim](int rank) { run_rank(rank, victim, backend, seed); });
+                  [options, seed, victim](int rank) { run_rank(rank, victim, options, seed); });
   harness::kill_anywhen(ranks, kRanks, victim, seed, std::chrono::milliseconds(200));
 }
 
@@ -148,6 +159,32 @@ INSTANTIATE_TEST_SUITE_P(Default, KilledAnywhen,
                                           testing::Range(0,
                                                          harness::runs_all_settings() ? 300 : 5)),
                          harness::killed_name);
+
+class KilledOnTwoHosts : public testing::TestWithParam<int> {};
+
+// Ranks 0 and 1 share a host, and 2 and 3: collectives have two levels.
+TEST_P(KilledOnTwoHosts, IsNamedToAllOthers) {
+  const Hosts hosts(2);
+  if (!hosts.why_not().empty()) GTEST_SKIP() << hosts.why_not();
+  const int seed = GetParam(), victim = victim_of(seed);
+  Processes ranks(kRanks, [&hosts, seed, victim](int rank) {
+    if (!hosts.enter(rank / 2)) return Processes::say("not permitted");
+    Processes::say("there");
+    for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+    ProcessGroupOptions options{.backend = "weft", .timeout = kNeverExpires};
+    options.init_method = "tcp://" + Hosts::address(0) + ":29577";
+    options.world_size = kRanks;
+    options.rank = rank;
+    run_rank(rank, victim, options, seed);
+  });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (ranks.next_word(rank) != "there") GTEST_SKIP() << Hosts::kMayNotEnter;
+  }
+  harness::kill_anywhen(ranks, kRanks, victim, seed, std::chrono::milliseconds(200));
+}
+
+INSTANTIATE_TEST_SUITE_P(Default, KilledOnTwoHosts,
+                         testing::Range(0, harness::runs_all_settings() ? 100 : 3));
 
 class KilledTwice : public testing::TestWithParam<harness::KilledCase> {};
 
