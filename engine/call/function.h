@@ -28,7 +28,7 @@ namespace weft::call {
 
 class IncomingCall;
 
-// What a message says to name a function: hashes (hash_of()) of a name and of a type's
+// Identifies a function in messages by two hashes (hash_of()): of its name, and of its type's
 // typeid(…).name(). The name has template arguments and no parameters, as __cxa_demangle writes it,
 // but with "std::string", ">>" and without "[abi:cxx11]".
 //

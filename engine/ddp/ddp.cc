@@ -187,17 +187,17 @@ Replica::State& Replica::state() const {
 }
 
 void Replica::before_forward() {
-  const State& own = state();
+  State& own = state();
   if (!c10::GradMode::is_enabled()) return;  // no backward will follow
   own.require_same_module();
   if (join_scope_ != nullptr) join_scope_->announce_step(*this, is_synchronizing());
-  state().reducer->begin_forward();
-  state().reducer->set_divisor(join_scope_ != nullptr ? join_scope_->divisor()
-                                                      : state().groups.own().size());
+  own.reducer->begin_forward();
+  own.reducer->set_divisor(join_scope_ != nullptr ? join_scope_->divisor()
+                                                  : own.groups.own().size());
   if (!is_synchronizing()) return;
   follow_frozen();
-  state().reducer->prepare_forward();
-  if (trains()) state().sync_buffers(join_scope_ != nullptr ? join_scope_->first_active_rank() : 0);
+  own.reducer->prepare_forward();
+  if (trains()) own.sync_buffers(join_scope_ != nullptr ? join_scope_->first_active_rank() : 0);
 }
 
 // Parameters may be frozen and thawed between forwards, on all ranks alike; the ranks compare it

@@ -267,6 +267,10 @@ void Processes::expect_success(const std::set<int>& but) {
   }
 }
 
+void unset_rank_variables() {
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+}
+
 bool comes_true(const std::function<bool()>& condition, std::chrono::seconds limit) {
   const auto deadline = Deadline::in(limit);
   while (!deadline.passed()) {

@@ -92,6 +92,10 @@ class Processes {
   launch::Children children_;
 };
 
+// Unsets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in this process, for a rank that is told
+// otherwise where it joins.
+void unset_rank_variables();
+
 // Polls `condition` until it is true or the limit passes; returns it. For changes that other
 // threads or workers make.
 bool comes_true(const std::function<bool()>& condition,

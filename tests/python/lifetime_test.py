@@ -174,7 +174,7 @@ class Lifetime(unittest.TestCase):
             early.wait()
             ended = subprocess.run([sys.executable, "-c", LATE, "0", str(store)], capture_output=True, text=True, timeout=120)
             self.assertIn("PeerLost: init_process_group: ", ended.stderr)
-            # The watch over members or the first connection finds it first.
+        # The watch over members or the first connection finds it first.
         self.assertRegex(ended.stderr, "rank 1 is lost: its process ended|connection with rank 1 has ended")
 
     def test_is_made_again_and_again(self):

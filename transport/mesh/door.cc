@@ -17,8 +17,6 @@ constexpr auto kHello = std::chrono::seconds(10);
 constexpr std::size_t kStrangers = 256;
 // Connections of each rank for groups that this one has not made yet.
 constexpr std::size_t kEarlyOfRank = 8;
-// Strangers of which the log tells. Others could fill a disk with it.
-constexpr int kWarnings = 16;
 // Groups that this rank has left and still knows.
 constexpr std::size_t kLeft = 4096;
 
@@ -240,10 +238,7 @@ void Door::turn_away(const GuestPointer& guest, const std::string& why) noexcept
 }
 
 void Door::turn_away(Connection& connection, const std::string& why) noexcept {
-  const int nth = ++turned_away_;
-  const std::string text = place_ + ": turned away " + connection.peer() + ": " + why +
-                           (nth == kWarnings ? " (further ones: WEFT_LOG=debug)" : "");
-  nth <= kWarnings ? log::warn(text) : log::debug(text);
+  warnings_.warn(place_ + ": turned away " + connection.peer() + ": " + why);
   connection.turn_away(Error(Blame::PeerLost, why));
 }
 

@@ -12,13 +12,13 @@
 // The Openings of the groups own it together. Thread-safe; nothing blocks.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include <weft/base/first_warnings.h>
 #include <weft/base/mutex.h>
 #include <weft/base/strangers.h>
 #include <weft/transport/mesh/challenge.h>
@@ -80,7 +80,7 @@ class Door final : public std::enable_shared_from_this<Door> {
   const std::string place_;
   const Reroute reroute_;  // may be empty
   std::unique_ptr<Listener> listener_;
-  std::atomic<int> turned_away_{0};  // connections
+  FirstWarnings warnings_;  // of connections that were turned away
 
   mutable Mutex mutex_;
   std::optional<Token> token_ WEFT_GUARDED_BY(mutex_);  // after open()

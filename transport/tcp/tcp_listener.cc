@@ -9,6 +9,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <weft/base/first_warnings.h>
 #include <weft/base/log.h>
 #include <weft/base/make_error.h>
 #include <weft/transport/tcp/greeting.h>
@@ -26,8 +27,6 @@ constexpr std::size_t kGuests = 1024;  // sockets without a greeting or a comple
 constexpr int kTakenInOneTurn = 64;
 // A guest that has been here for so long makes room if the process has no descriptor left.
 constexpr auto kRoom = std::chrono::seconds(1);
-
-constexpr int kWarnings = 16;  // of a listener, about peers that do not agree on TLS
 
 // Sends in one write: there is room, because hardly anything was sent on this socket before.
 bool answer(tls::Socket& socket, const Identity& identity) {
@@ -116,7 +115,7 @@ class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
   bool short_of_something_ = false;        // and has reported it
   std::map<std::uint64_t, Guest> guests_;  // in order of arrival
   std::uint64_t next_guest_ = 1;
-  int warnings_ = 0;
+  FirstWarnings warnings_;  // of peers that do not agree on TLS
 };
 
 int TcpListener::Entrance::add_door(SocketAddress address) {
@@ -281,11 +280,9 @@ void TcpListener::Entrance::be_late(std::uint64_t key) {
 
 // Puts out a guest that was probably to be a peer. Its own error names the cause too, if it is one.
 void TcpListener::Entrance::refuse(std::uint64_t key, const std::string& why) {
-  if (++warnings_ > kWarnings) return put_out(key, why);
   const auto found = guests_.find(key);
-  log::warn("tcp: refused a connection from " +
-            remote_end(found->second.socket.descriptor()).text() + ": " + why +
-            (warnings_ == kWarnings ? " (further ones: WEFT_LOG=debug)" : ""));
+  warnings_.warn("tcp: refused a connection from " +
+                 remote_end(found->second.socket.descriptor()).text() + ": " + why);
   guests_.erase(found);
 }
 

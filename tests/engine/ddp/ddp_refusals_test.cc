@@ -102,7 +102,6 @@ TEST(Ddp, EmptyModuleIsRefused) {
   });
 }
 
-// Its parameters then have other accumulators, without the hooks that see their gradients.
 TEST(Ddp, MovedFromWrapperIsACallerError) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear net(2, 2);
@@ -128,6 +127,7 @@ TEST(Ddp, MovedFromWrapperIsACallerError) {
   });
 }
 
+// Its parameters then have other accumulators, without the hooks that see their gradients.
 TEST(Ddp, ChangedDtypeNamesTheParameters) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear net(2, 1);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank is killed at a random instant, in the middle of operations of all ranks. All that the
 // others wait for, and every later call, names the dead rank; no result before was wrong.
-#include <cstdlib>
 #include <deque>
 #include <random>
 #include <thread>
@@ -170,7 +169,7 @@ TEST_P(KilledOnTwoHosts, IsNamedToAllOthers) {
   Processes ranks(kRanks, [&hosts, seed, victim](int rank) {
     if (!hosts.enter(rank / 2)) return Processes::say("not permitted");
     Processes::say("there");
-    for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+    harness::unset_rank_variables();
     ProcessGroupOptions options{.backend = "weft", .timeout = kNeverExpires};
     options.init_method = "tcp://" + Hosts::address(0) + ":29577";
     options.world_size = kRanks;

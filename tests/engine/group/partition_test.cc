@@ -100,7 +100,7 @@ void be_rank(int rank, const Case& one, const Signal& regroup, const Signal& end
   options.rank = rank;
   options.backend = one.backend;
   options.timeout = std::chrono::seconds(1000);  // longer than the test may run
-  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+  harness::unset_rank_variables();
   auto group = init_process_group(options);
   group.barrier().wait();
   Processes::say("ready");

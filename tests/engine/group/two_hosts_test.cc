@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups whose pairs of ranks use different transports: over two hosts with two ranks each, where
 // collectives send each host's data over the network once, and over one host with two users.
-#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -155,7 +154,7 @@ TEST(TwoHosts, EachHostsDataCrossesTheNetworkOnce) {
     // Ranks 0 and 1 share a host, and 2 and 3.
     if (!hosts.enter(rank / 2)) return Processes::say("not permitted");
     Processes::say("there");
-    for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+    harness::unset_rank_variables();
     be_rank(rank);
   });
   for (int rank = 0; rank < kRanks; ++rank) {

@@ -61,7 +61,7 @@ TEST(Multicast, ReachesAnotherNetworkNamespace) {
     std::uint64_t one = 0;
     ASSERT_EQ(::read(allowed, &one, sizeof one), static_cast<ssize_t>(sizeof one));
     ::setenv("WEFT_SOCKET_IFNAME", "weft0", 1);
-    for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+    harness::unset_rank_variables();
     auto group = init_process_group(at(place, 2));
     expect_whole(group, 2);
     static_cast<void>(rank);
@@ -92,7 +92,7 @@ TEST(Multicast, GivesRanksToProcessesWithoutOne) {
   ASSERT_TRUE(kOnLoopback);
   const std::string place = meeting_place();
   Processes processes(4, [=](int) {
-    for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+    harness::unset_rank_variables();
     auto group = init_process_group(at(place + "?world_size=4", 4));
     expect_whole(group, 4);
   });

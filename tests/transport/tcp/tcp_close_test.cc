@@ -170,7 +170,9 @@ TEST_F(TcpStrangers, PassedShortageFailsNoGroup) {
   {
     const harness::FewDescriptors few(0);
     greet(stranger, port);
-    while (!is_short_) std::this_thread::sleep_for(milliseconds(1));
+    for (const Deadline limit = Deadline::in(seconds(20)); !is_short_ && !limit.passed();)
+      std::this_thread::sleep_for(milliseconds(1));
+    ASSERT_TRUE(is_short_) << "the listener has not met the shortage";
   }
   hear_greeting(stranger);
   auto second = joined(1);
